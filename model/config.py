@@ -1,0 +1,301 @@
+"""Configuration: one TOML file describes a run whole; here are the parts the trainer reads.
+
+`[run]` names the experiment and its seed, `[model]` is a `CoreConfig`, `[training]` a `TrainConfig`.
+The sections `[data]`, `[submissions]` and `[evaluation]` belong to the pipeline, which parses them
+with the same `build`; here they are carried along untouched, so that the copy saved beside every
+checkpoint says everything. A misspelt key is refused with the list of the valid ones.
+"""
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model.errors import ConfigError
+
+SECTIONS = ("run", "data", "model", "training", "submissions", "evaluation")
+T = typing.TypeVar("T")
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoreConfig:
+    """The shape of the model, every field as the Qwen3 world spells it."""
+
+    vocab_size: int
+    """Rows of the embedding; at least the tokenizer's number of ids."""
+    d_model: int
+    """Width of the residual stream."""
+    n_layer: int
+    """Number of blocks."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads; divides `num_heads`."""
+    head_dim: int
+    """Width of one head, even; `num_heads * head_dim` need not equal `d_model`."""
+    intermediate_size: int
+    """Inner width of the SwiGLU feed-forward."""
+    max_seq_len: int
+    """Longest sequence the rotary tables are built for, in tokens."""
+    rope_theta: float = 1_000_000.0
+    """Base of the rotary frequencies."""
+    rms_norm_eps: float = 1e-6
+    """Added to the mean square before the root."""
+    qk_norm: bool = True
+    """RMSNorm over each query and key head before the rotation, as Qwen3 has and Llama has not."""
+    tie_embeddings: bool = False
+    """Use the embedding as the output head."""
+    dropout: float = 0.0
+    """Share of activations dropped after attention and feed-forward while training."""
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "d_model", "n_layer", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*sizes, "intermediate_size", "max_seq_len"):
+            _require(getattr(self, name) >= 1, f"model.{name} = {getattr(self, name)} must be at least 1")
+        _require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"model.num_heads = {self.num_heads} is not a multiple of model.num_kv_heads = {self.num_kv_heads}",
+        )
+        _require(self.head_dim % 2 == 0, f"model.head_dim = {self.head_dim} must be even for the rotary embedding")
+        _require(0.0 <= self.dropout < 1.0, f"model.dropout = {self.dropout} must lie in [0, 1)")
+        _require(self.rope_theta > 1.0, f"model.rope_theta = {self.rope_theta} must be above 1")
+        _require(self.rms_norm_eps > 0.0, f"model.rms_norm_eps = {self.rms_norm_eps} must be above 0")
+
+    def block_parameters(self) -> int:
+        """Parameters of one block: attention, feed-forward and norms."""
+        attention = self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
+        return attention + 3 * self.d_model * self.intermediate_size + norms
+
+    def parameters(self) -> int:
+        """All parameters of the model; a tied head counts once."""
+        embeddings = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
+        return embeddings + self.n_layer * self.block_parameters() + self.d_model
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """Forward and backward FLOPs per token: 6·(N − embedding) + 12·L·H·hd·T.
+
+        The convention of nanochat's `estimate_flops` and torchtitan's
+        `get_dense_model_nparams_and_flops`; attention is counted in full, recomputation is not.
+        """
+        matmul_parameters = self.parameters() - (0 if self.tie_embeddings else self.vocab_size * self.d_model)
+        return 6 * matmul_parameters + 12 * self.n_layer * self.num_heads * self.head_dim * seq_len
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How the model is trained. Units are in the names."""
+
+    max_steps: int
+    """Optimiser steps of the whole run, over all its submissions."""
+    seq_len: int
+    """Tokens of context per sequence; a window holds one more."""
+    micro_batch_size: int
+    """Sequences per forward pass."""
+    accumulation: int = 1
+    """Micro-batches per optimiser step."""
+    seed: int = 1234
+    """Initialisation, and the order of the windows."""
+    learning_rate: float = 3e-4
+    """Peak, reached at the end of the warm-up."""
+    min_learning_rate: float = 3e-5
+    """Where the cosine ends, at `max_steps`."""
+    warmup_steps: int = 500
+    """Steps of linear warm-up."""
+    beta1: float = 0.9
+    """AdamW's first-moment decay."""
+    beta2: float = 0.999
+    """AdamW's second-moment decay."""
+    adam_eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.1
+    """On tensors of two or more dimensions whose name has no "norm"."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm."""
+    log_every_steps: int = 10
+    """Steps between metrics lines; the first and the last step are always logged."""
+    save_every_steps: int = 1000
+    """Steps between checkpoints."""
+    keep_last: int = 3
+    """Newest checkpoints kept."""
+    keep_every_steps: int = 5000
+    """Checkpoints at multiples of this stay for good."""
+    keep_first_step: int = 1000
+    """This checkpoint stays for good too."""
+    eval_every_steps: int = 1000
+    """Steps between held-out evaluations; also at the first and the last step."""
+    eval_max_tokens: int = 200_000
+    """Held-out tokens read per source and evaluation."""
+    sample_every_steps: int = 500
+    """Steps between samples from the fixed prompt; also before the first and after the last step."""
+    sample_prompt: str = "The theory of general relativity"
+    """The prompt of the samples."""
+    sample_new_tokens: int = 60
+    """Greedy tokens per sample."""
+    lead_s: float = 300.0
+    """Seconds before the deadline at which the trainer begins to save, at most a third of the limit."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+    compile: bool = True
+    """Compile each block; on CUDA only."""
+    deterministic: bool = False
+    """Ask CUDA for the same bits in every run, at some cost in speed."""
+
+    def __post_init__(self) -> None:
+        sizes = ("max_steps", "seq_len", "micro_batch_size", "accumulation", "keep_last", "sample_new_tokens")
+        rates = ("learning_rate", "grad_clip", "adam_eps")
+        cadences = ("log_every_steps", "save_every_steps", "eval_every_steps", "sample_every_steps", "keep_every_steps")
+        for name in (*sizes, *rates, *cadences, "eval_max_tokens"):
+            _require(getattr(self, name) > 0, f"training.{name} = {getattr(self, name)} must be above 0")
+        for name in ("warmup_steps", "min_learning_rate", "weight_decay", "lead_s", "keep_first_step", "seed"):
+            _require(getattr(self, name) >= 0, f"training.{name} = {getattr(self, name)} must not be negative")
+        for name in ("beta1", "beta2"):
+            _require(0.0 <= getattr(self, name) < 1.0, f"training.{name} = {getattr(self, name)} must lie in [0, 1)")
+        _require(
+            self.min_learning_rate <= self.learning_rate,
+            f"training.min_learning_rate = {self.min_learning_rate} is above "
+            f"training.learning_rate = {self.learning_rate}",
+        )
+        _require(
+            self.warmup_steps < self.max_steps,
+            f"training.warmup_steps = {self.warmup_steps} must be below training.max_steps = {self.max_steps}",
+        )
+        _require(
+            self.device in ("auto", "cpu", "cuda"), f"training.device = {self.device!r} is none of auto, cpu, cuda"
+        )
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Windows that one optimiser step consumes."""
+        return self.micro_batch_size * self.accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target tokens of one optimiser step."""
+        return self.sequences_per_step * self.seq_len
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One configuration file, parsed as far as the trainer needs it."""
+
+    name: str
+    """The experiment's name, which its folders carry."""
+    model: CoreConfig
+    """Shape of the model."""
+    training: TrainConfig
+    """How it is trained."""
+    sections: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The whole file as read, section by section."""
+
+    def __post_init__(self) -> None:
+        _require(
+            NAME_PATTERN.fullmatch(self.name) is not None,
+            f"run.name = {self.name!r} must be 1 to 64 of a-z, 0-9, - and _, and begin with a letter or digit",
+        )
+        _require(
+            self.training.seq_len <= self.model.max_seq_len,
+            f"training.seq_len = {self.training.seq_len} exceeds model.max_seq_len = {self.model.max_seq_len}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RunSection:
+    name: str
+    """The experiment's name."""
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Read a run's TOML file.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, or a section, key or value is not usable; the
+            message names it and the valid ones.
+    """
+    sections = read_toml(path)
+    unknown = [name for name in sections if name not in SECTIONS]
+    if unknown:
+        raise ConfigError(f"{path}: {_unknown('section', unknown[0], SECTIONS)}")
+    try:
+        run = build(_RunSection, sections.get("run", {}), "run")
+        return RunConfig(
+            name=run.name,
+            model=build(CoreConfig, sections.get("model", {}), "model"),
+            training=build(TrainConfig, sections.get("training", {}), "training"),
+            sections=sections,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        ConfigError: it is missing, or no TOML; the message gives the line and column.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file. Name one of configs/*.toml, or a copy of it.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}. Mend that place and run again.") from error
+
+
+def build(cls: type[T], values: Any, where: str) -> T:
+    """Make a config dataclass from a TOML table, strictly.
+
+    Args:
+        cls: a dataclass whose fields are bool, int, float, str or tuples of them, or None with one.
+        values: the table.
+        where: its dotted name, for messages.
+
+    Raises:
+        ConfigError: an unknown key (the valid ones are listed), a missing one, or a wrong type.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"[{where}] must be a table, not {values!r}")
+    table = typing.cast(dict[str, Any], values)
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType] T is a dataclass
+    for key in table:
+        if key not in fields:
+            raise ConfigError(f"[{where}] {_unknown('key', key, fields)}")
+    required = [name for name, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
+    missing = [name for name in required if name not in table]
+    if missing:
+        raise ConfigError(f"[{where}] lacks {', '.join(missing)}")
+    return cls(**{key: _coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()})
+
+
+def _coerce(value: Any, hint: Any, where: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        if isinstance(value, list | tuple):
+            return tuple(_coerce(entry, item, where) for entry in typing.cast(list[Any], value))
+        raise ConfigError(f"{where} = {value!r} must be a list of {item.__name__}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _unknown(kind: str, name: str, valid: typing.Iterable[str]) -> str:
+    names = sorted(valid)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"has no {kind} {name!r}.{hint} Valid: {', '.join(names)}."
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

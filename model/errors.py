@@ -1,0 +1,43 @@
+"""One small tree of errors.
+
+Every message says what was seen, where, and what to do next. The command line prints the message
+alone, without a traceback, and exits with the class's `exit_code`.
+"""
+
+
+class RQwen3Error(Exception):
+    """Base of every error that the user can act upon."""
+
+    exit_code = 1
+
+
+class ConfigError(RQwen3Error):
+    """A configuration file, a flag or an environment variable holds something unusable."""
+
+    exit_code = 2
+
+
+class SourceError(RQwen3Error):
+    """A source's file is missing, damaged, or lacks a column."""
+
+
+class CorpusError(RQwen3Error):
+    """A piece of the built corpus (digests, shards, sidecars, manifest) is not what it claims."""
+
+
+class CheckpointError(RQwen3Error):
+    """A checkpoint or an export can't be written, read, or trusted."""
+
+
+class DiskSpaceError(RQwen3Error):
+    """A file system has less free space than the next step will write."""
+
+
+class LockHeldError(RQwen3Error):
+    """Another process works in the same folder."""
+
+    exit_code = 73
+
+
+class EnvironmentProblem(RQwen3Error):
+    """The machine lacks something: a program, a package, a free port."""

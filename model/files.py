@@ -1,0 +1,208 @@
+"""Files that are either whole or absent: atomic writes, hashes, append-only logs, free space.
+
+Everything that this project leaves under a final name was written to a temporary name in the same
+folder, flushed to disk and renamed. A temporary name starts with a dot and ends in `.tmp`, so that
+no reader takes it for data. Costs one fsync for the file and one for its folder per write.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from model.errors import CorpusError, DiskSpaceError, LockHeldError
+
+CHUNK_BYTES = 8 * 1024 * 1024
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "afs"}
+)
+
+
+def temporary_path(path: Path) -> Path:
+    """The name under which `path` is written before it is complete, unique to this process."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Flush a folder's entries, without which a rename may be lost with the power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def commit(temporary: Path, path: Path) -> None:
+    """Flush `temporary` to disk and give it its final name `path`, replacing what was there."""
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    temporary.replace(path)
+    fsync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` when the block ends well, and vanishes if not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        commit(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path`, whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text, fit for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON with sorted keys, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        CorpusError: the file is no JSON; the message names it and the position.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorpusError(f"{path}: not valid JSON ({error}). Delete it and run the same command again.") from error
+
+
+def sha256_bytes(data: bytes) -> str:
+    """SHA-256 of `data`, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal, read in chunks of 8 MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def append_jsonl(path: Path, record: dict[str, Any]) -> None:
+    """Append one record as a line and flush it to disk.
+
+    A torn last line, left by a kill, is first ended, so that it can't swallow the new record.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read a log of JSON lines; a missing file is an empty log, a torn line is passed over."""
+    if not path.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def sweep_temporaries(folder: Path) -> list[Path]:
+    """Delete what killed writers left in `folder`; returns the deleted paths."""
+    leftovers = sorted(folder.glob(".*.tmp")) if folder.is_dir() else []
+    for leftover in leftovers:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+    return leftovers
+
+
+def require_free_bytes(folder: Path, needed_bytes: int, purpose: str) -> None:
+    """Check that `folder`'s file system has room for `needed_bytes`.
+
+    Raises:
+        DiskSpaceError: there is less; the message gives both figures in GiB.
+    """
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise DiskSpaceError(
+            f"{existing}: {free_bytes / 2**30:.2f} GiB free, {purpose} needs {needed_bytes / 2**30:.2f} GiB. "
+            "Free some space, or point RQWEN3_HOME at a larger file system."
+        )
+
+
+def file_system_kind(path: Path) -> str:
+    """The type of the file system that holds `path` (`ext4`, `nfs4`, …), from the mount table.
+
+    Returns `unknown` where there is no /proc/mounts.
+    """
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return "unknown"
+    target = os.path.realpath(path)
+    best_point, best_kind = "", "unknown"
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, point, kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = target == point or target.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best_point):
+            best_point, best_kind = point, kind
+    return best_kind
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, purpose: str) -> Iterator[None]:
+    """Hold an exclusive lock while the block runs; the file names the holder.
+
+    The kernel frees it when the process dies, however it dies. It guards one host: processes on
+    other hosts are told apart only where the file system passes `flock` on.
+
+    Raises:
+        LockHeldError: another process holds it; the message gives its host, process and purpose.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "an unknown process"
+            raise LockHeldError(f"{path.parent}: in use by {holder}. Wait until it ends, or stop it first.") from error
+        file.truncate(0)
+        file.write(f"{purpose} (host {socket.gethostname()}, process {os.getpid()})")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
