@@ -1,0 +1,98 @@
+"""What every asset body begins and ends with: the settings in force, and reports as metadata."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from model.config import RunConfig
+from rqwen3_pipeline.settings import SOURCES, RunRoot, Settings
+
+if TYPE_CHECKING:
+    from rqwen3_pipeline.corpus.lock import Lock
+    from rqwen3_pipeline.corpus.sources import CorpusConfig
+
+CODE_VERSION = "1"
+OWNERS = ["team:rqwen3"]
+
+submission_partitions = dg.DynamicPartitionsDefinition(name="submissions")
+"""Keys `<experiment>.<nn>`: one slice of a training run, one job."""
+
+file_partitions = {source: dg.DynamicPartitionsDefinition(name=f"{source}_files") for source in SOURCES}
+"""One set per source; keys are the files' five-digit numbers in the lock."""
+
+
+@dataclass
+class Pipeline:
+    """The profile in force, read when an asset runs, never when the definitions load."""
+
+    settings: Settings
+
+    @cached_property
+    def root(self) -> RunRoot:
+        """The run root."""
+        return self.settings.root
+
+    @cached_property
+    def run(self) -> RunConfig:
+        """The whole configuration."""
+        return self.settings.run_config
+
+    @cached_property
+    def corpus(self) -> "CorpusConfig":
+        """Its `[data]` section."""
+        from rqwen3_pipeline.corpus.sources import corpus_config
+
+        return corpus_config(self.run)
+
+    @cached_property
+    def lock(self) -> "Lock":
+        """The lock of the run root."""
+        from rqwen3_pipeline.corpus.lock import read_lock
+
+        return read_lock(self.root)
+
+
+def pipeline() -> Pipeline:
+    """The profile and the run root that the environment names."""
+    return Pipeline(Settings())
+
+
+def metadata(report: dict[str, Any]) -> dict[str, Any]:
+    """A stage's report as Dagster metadata: numbers plot over partitions, the rest is shown as JSON or text.
+
+    NaN and infinities would break the asset's page, so they become text.
+    """
+    return {key: _value(key, value) for key, value in report.items() if value is not None}
+
+
+def _value(key: str, value: Any) -> Any:
+    if key == "funnel" and isinstance(value, dict):
+        return funnel_table(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return dg.MetadataValue.text(str(value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    return dg.MetadataValue.json(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def funnel_table(funnel: dict[str, int]) -> dg.TableMetadataValue:
+    """Documents per reason, the kept ones first."""
+    rows = max(sum(funnel.values()), 1)
+    ordered = sorted(funnel.items(), key=lambda item: (item[0] != "kept", -item[1]))
+    return dg.MetadataValue.table(
+        [
+            dg.TableRecord({"reason": reason, "documents": count, "share_percent": round(100 * count / rows, 2)})
+            for reason, count in ordered
+        ]
+    )

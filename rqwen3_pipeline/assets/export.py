@@ -1,0 +1,16 @@
+"""The model as the Hugging Face world loads it."""
+
+import dagster as dg
+
+from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeline
+
+
+@dg.asset(
+    group_name="results", kinds={"huggingface"}, owners=OWNERS, code_version=CODE_VERSION, deps=["final_checkpoint"]
+)
+def export() -> dg.MaterializeResult:
+    """A folder that `AutoModelForCausalLM` loads without custom code: safetensors, configuration, tokenizer."""
+    from rqwen3_pipeline.training import export_model
+
+    here = pipeline()
+    return dg.MaterializeResult(metadata=metadata(export_model(here.root, here.run.name)))

@@ -1,0 +1,83 @@
+"""One factory for the stages that work file by file: sources × (raw, filtered, digests, tokens).
+
+A run may hold one partition or a range of them; each partition gets its own metadata. A bad file
+fails its partition by name: the others are materialized, and the run is red.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, file_partitions, metadata, pipeline
+
+if TYPE_CHECKING:
+    from rqwen3_pipeline.corpus.build import Outcome
+
+PARTITIONS_PER_RUN = 16
+
+
+def stage_asset(
+    *, stage: str, name: str, source: str, group: str, deps: list[Any], kinds: set[str], description: str
+) -> dg.AssetsDefinition:
+    """The asset `<name>/<source>`, partitioned by the source's files.
+
+    Args:
+        stage: name of the stage in `corpus.build`.
+        name: first part of the asset's key.
+        source: second part of the key.
+        group: the asset group.
+        deps: what it is made from.
+        kinds: shown as badges in the UI.
+        description: one sentence for the catalogue.
+    """
+    key = dg.AssetKey([name, source])
+
+    @dg.asset(
+        key=key,
+        group_name=group,
+        deps=deps,
+        kinds=kinds,
+        description=description,
+        owners=OWNERS,
+        code_version=CODE_VERSION,
+        partitions_def=file_partitions[source],
+        backfill_policy=dg.BackfillPolicy.multi_run(PARTITIONS_PER_RUN),
+        op_tags={"rqwen3/stage": stage},
+    )
+    def files_of_a_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        outcomes = run_partitions(stage, source, list(context.partition_keys))
+        failed = [outcome for outcome in outcomes if outcome.error]
+        for outcome in outcomes:
+            if outcome.report is None:
+                continue
+            facts = metadata({**outcome.report, "seconds": round(outcome.seconds, 3), "reused": outcome.skipped})
+            if failed:
+                yield dg.AssetMaterialization(asset_key=key, partition=outcome.key, metadata=facts)
+            else:
+                context.add_asset_metadata(facts, asset_key=key, partition_key=outcome.key)
+        if failed:
+            raise dg.Failure(
+                "\n".join(f"{source}/{outcome.key}: {outcome.error}" for outcome in failed), allow_retries=False
+            )
+        yield dg.MaterializeResult(asset_key=key)
+
+    return files_of_a_source
+
+
+def run_partitions(stage: str, source: str, keys: list[str]) -> list["Outcome"]:
+    """Run one stage over some of a source's files, with progress on standard error."""
+    from rqwen3_pipeline.corpus.build import run_stage
+    from rqwen3_pipeline.progress import Progress
+
+    here = pipeline()
+    with Progress(f"{stage} {source}", len(keys), "files") as progress:
+        return run_stage(
+            stage,
+            here.root,
+            here.corpus,
+            here.lock,
+            [(source, key) for key in keys],
+            workers=here.settings.workers,
+            progress=lambda outcome: progress.advance(outcome.key),
+        )

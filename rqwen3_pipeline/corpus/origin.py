@@ -1,0 +1,46 @@
+"""Where a profile's source files come from, and the lock that pins them.
+
+A folder named by RQWEN3_SOURCES comes first; else what the profile says: `python` writes the demo's
+prose from this Python installation, `folder` needs the variable, `hub` is the Hugging Face Hub.
+"""
+
+from pathlib import Path
+
+from model.errors import SourceError
+from rqwen3_pipeline.corpus.lock import Lock, lock_folder, read_lock
+from rqwen3_pipeline.corpus.python_prose import write_python_prose
+from rqwen3_pipeline.corpus.sources import CorpusConfig
+from rqwen3_pipeline.settings import RunRoot
+
+DEMO_SOURCES = "demo_sources"
+
+
+def lock_origin(root: RunRoot, config: CorpusConfig, folder: Path | None) -> Lock:
+    """Pin the profile's source files in `sources.lock.json`.
+
+    Args:
+        root: the run root.
+        config: the `[data]` section.
+        folder: a folder of sources, instead of what the profile says.
+
+    Raises:
+        SourceError: a source or a column is missing, a file is damaged, or there is no origin to
+            read from; the message says what to do.
+    """
+    if folder is not None:
+        return lock_folder(root, config, folder)
+    if config.origin == "python":
+        return lock_folder(root, config, write_demo_sources(root))
+    if root.lock.exists():
+        return read_lock(root)
+    raise SourceError(
+        f"{root.path}: no lock yet, and the profile's origin is {config.origin!r}. Name a folder with the six sources "
+        "as <name>.parquet or <name>/**/*.parquet: rqwen3 sources lock --folder DIR"
+    )
+
+
+def write_demo_sources(root: RunRoot) -> Path:
+    """The demo's six source folders below the run root, written if they are not there yet."""
+    folder = root.path / DEMO_SOURCES
+    write_python_prose(folder)
+    return folder

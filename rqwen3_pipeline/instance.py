@@ -1,0 +1,89 @@
+"""The Dagster instance of a run root: rendered from the template, created once, swept of dead runs.
+
+Eight processes that open a fresh SQLite home at once crash, so the home is created here before
+anything else opens it. SQLite on a network file system loses locks, so that is refused.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import dagster as dg
+import psutil
+from dagster import DagsterRunStatus, RunsFilter
+
+from model.errors import EnvironmentProblem
+from model.files import NETWORK_FILE_SYSTEMS, file_system_kind, write_text
+from rqwen3_pipeline.settings import RunRoot, shipped
+
+OWNER_TAG = "rqwen3/owner"
+"""Tag of a run that lives in a local process: `<host>/<pid>/<start time of the process>`."""
+
+
+def render_home(root: RunRoot) -> Path:
+    """Write `<run root>/dagster/dagster.yaml` from the template, and return the folder.
+
+    Raises:
+        EnvironmentProblem: the folder is on a network file system, where SQLite is not safe.
+    """
+    import jinja2
+
+    home = root.dagster_home
+    home.mkdir(parents=True, exist_ok=True)
+    kind = file_system_kind(home)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise EnvironmentProblem(
+            f"{home} lies on {kind}, a network file system, under which SQLite loses its locks. Set RQWEN3_HOME to "
+            "a folder on a local disk."
+        )
+    template = jinja2.Template(shipped("dagster.yaml").read_text(encoding="utf-8"), keep_trailing_newline=True)
+    text = template.render(home=str(home))
+    target = home / "dagster.yaml"
+    if not target.exists() or target.read_text(encoding="utf-8") != text:
+        write_text(target, text)
+    return home
+
+
+def open_instance(root: RunRoot) -> dg.DagsterInstance:
+    """The instance of a run root, its storage created; sets DAGSTER_HOME for this process and its children."""
+    os.environ["DAGSTER_HOME"] = str(render_home(root))
+    instance = dg.DagsterInstance.get()
+    instance.get_runs_count()
+    return instance
+
+
+def owner() -> str:
+    """This process, so that a later one can tell whether it still lives."""
+    return f"{socket.gethostname()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
+
+
+def fail_orphans(instance: dg.DagsterInstance) -> list[str]:
+    """Mark as failed the runs whose local process has died, and return their ids.
+
+    A process that is killed leaves its run as started for ever. Runs of other hosts are left alone.
+    """
+    live = [
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    ]
+    failed: list[str] = []
+    for run in instance.get_runs(RunsFilter(statuses=live)):
+        holder = run.tags.get(OWNER_TAG)
+        if holder is not None and _is_gone(holder):
+            instance.report_run_failed(
+                run, message=f"The process that ran it ({holder}) is gone; run the same command again."
+            )
+            failed.append(run.run_id)
+    return failed
+
+
+def _is_gone(holder: str) -> bool:
+    host, pid, started = holder.rsplit("/", 2)
+    if host != socket.gethostname():
+        return False
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - float(started)) > 1.0
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,84 @@
+"""Runs the model's programs as child processes; the two halves of the project meet only in files."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from model.errors import RQwen3Error
+
+TAIL_LINES = 20
+
+
+class ProgramFailedError(RQwen3Error):
+    """A child process ended with an exit code that means failure."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def run_program(
+    module: str,
+    arguments: Sequence[str | Path],
+    log: Path,
+    *,
+    ok: Sequence[int] = (0,),
+    while_running: Callable[[], None] | None = None,
+    poll_s: float = 0.5,
+) -> int:
+    """Run `python -m module arguments…` with its output appended to `log`, and wait for it.
+
+    When this process is interrupted the child is asked to stop (SIGTERM) and awaited, so that a
+    trainer saves before its parent goes.
+
+    Args:
+        module: dotted name of a module of `model`.
+        arguments: its command line.
+        log: takes standard output and error, line by line.
+        ok: exit codes that are no failure.
+        while_running: called every `poll_s` seconds.
+        poll_s: seconds between calls.
+
+    Returns:
+        The exit code, one of `ok`.
+
+    Raises:
+        ProgramFailedError: any other exit code; the message holds the log's tail.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    begin = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            while True:
+                try:
+                    code = child.wait(timeout=poll_s)
+                    break
+                except subprocess.TimeoutExpired:
+                    if while_running is not None:
+                        while_running()
+        except BaseException:
+            child.send_signal(signal.SIGTERM)
+            child.wait()
+            raise
+    if code not in ok:
+        raise ProgramFailedError(f"python -m {module} ended with exit code {code}. {log}:\n{tail(log, begin)}", code)
+    return code
+
+
+def tail(log: Path, begin: int = 0) -> str:
+    """The last lines of a log, from byte `begin` on."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:])

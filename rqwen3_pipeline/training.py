@@ -1,0 +1,318 @@
+"""Training, export and evaluation as the pipeline sees them: programs to run, files to read.
+
+Nothing here imports torch. A submission is one process of `model.pretrain`; what happened in it is
+read back from the ledger and the metrics that it wrote, which stay true when this process is gone.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.config import RunConfig, build
+from model.errors import CheckpointError, ConfigError, CorpusError
+from model.files import read_json, read_jsonl, require_free_bytes, sha256_file
+from model.memory import checkpoint_bytes
+from model.shard_format import open_shard, read_manifest
+from rqwen3_pipeline.programs import run_program
+from rqwen3_pipeline.progress import Progress
+from rqwen3_pipeline.settings import RunRoot
+
+EXIT_FINISHED, EXIT_CONTINUE = 0, 75
+STARTUP_S = 8.0
+"""Seconds that a trainer takes on a laptop from its start to its first step, where none were measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmissionsConfig:
+    """The `[submissions]` section."""
+
+    time_limit_s: float = 0.0
+    """Wall-clock limit of one submission, in seconds; 0 is none."""
+    cut_first_at: float = 0.0
+    """For demonstrations: the first submission gets so little time that it ends at about this share of the run."""
+
+    def __post_init__(self) -> None:
+        if self.time_limit_s < 0 or not 0 <= self.cut_first_at < 1:
+            raise ConfigError("submissions.time_limit_s must not be negative, submissions.cut_first_at lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    """The `[evaluation]` section."""
+
+    items: int = 200
+    """Cloze questions made from held-out documents."""
+    choices: int = 4
+    """Answers per question, the right one among them."""
+
+    def __post_init__(self) -> None:
+        if self.items < 1 or self.choices < 2:
+            raise ConfigError("evaluation.items must be at least 1, evaluation.choices at least 2")
+
+
+def submissions_config(run: RunConfig) -> SubmissionsConfig:
+    """The `[submissions]` section, parsed."""
+    return build(SubmissionsConfig, run.sections.get("submissions", {}), "submissions")
+
+
+def evaluation_config(run: RunConfig) -> EvaluationConfig:
+    """The `[evaluation]` section, parsed."""
+    return build(EvaluationConfig, run.sections.get("evaluation", {}), "evaluation")
+
+
+def submission_key(name: str, number: int) -> str:
+    """Partition key of an experiment's submission."""
+    return f"{name}.{number:02d}"
+
+
+def parse_submission(key: str, name: str) -> int:
+    """The submission's number in a partition key.
+
+    Raises:
+        ConfigError: the key is not one of this experiment's.
+    """
+    experiment, _, number = key.rpartition(".")
+    if experiment != name or not number.isdigit() or int(number) < 1:
+        raise ConfigError(f"{key!r} is no submission of experiment {name!r}; its keys are {name}.01, {name}.02, …")
+    return int(number)
+
+
+def ledger(root: RunRoot, name: str) -> list[dict[str, Any]]:
+    """The records of all submissions that have ended, in order."""
+    return read_jsonl(root.experiment(name) / "ledger.jsonl")
+
+
+def record_of(root: RunRoot, name: str, number: int) -> dict[str, Any] | None:
+    """The newest ledger record of a submission that ended well (finished, or saved), if there is one."""
+    good = [
+        r for r in ledger(root, name) if r["submission"] == number and r["exit_code"] in (EXIT_FINISHED, EXIT_CONTINUE)
+    ]
+    return good[-1] if good else None
+
+
+def next_submission(root: RunRoot, name: str) -> int:
+    """Number of the submission to run next; one whose attempts all failed is tried again."""
+    number = 1
+    while record_of(root, name, number) is not None:
+        number += 1
+    return number
+
+
+def finished(root: RunRoot, name: str) -> bool:
+    """Whether the run has reached its last step and left `final.pt` with its sidecar."""
+    final = root.experiment(name) / "checkpoints" / "final.pt"
+    return final.exists() and final.with_suffix(".json").exists()
+
+
+def run_preflight(root: RunRoot, run: RunConfig, config_path: Path) -> dict[str, Any]:
+    """Check shards and free space, then take a dry step at full shape.
+
+    Returns:
+        What was checked and measured; also written to `experiments/<name>/preflight.json`.
+
+    Raises:
+        CorpusError: a shard is not what the manifest says, or the tokenizer has more ids than the model rows.
+        DiskSpaceError: the checkpoints to come don't fit.
+        ProgramFailedError: the dry step failed.
+    """
+    manifest = read_manifest(root.manifest)
+    shards = (*manifest.shards, *manifest.heldout)
+    for entry in shards:
+        open_shard(root.path, entry)
+    if manifest.vocab_size > run.model.vocab_size:
+        raise CorpusError(
+            f"{root.manifest}: the tokenizer has {manifest.vocab_size:,} ids, the model only "
+            f"{run.model.vocab_size:,} rows. Raise model.vocab_size in the configuration."
+        )
+    checkpoints = run.training.keep_last + 2 + run.training.max_steps // run.training.keep_every_steps
+    needed_bytes = checkpoints * checkpoint_bytes(run.model)
+    folder = root.experiment(run.name)
+    require_free_bytes(folder, needed_bytes, f"{checkpoints} checkpoints of this run")
+    out = folder / "preflight.json"
+    arguments = _pretrain_arguments(root, run, config_path)
+    run_program("model.pretrain", [*arguments, "--dry-run", out], folder / "logs" / "preflight.log")
+    return {
+        **read_json(out),
+        "shards": len(shards),
+        "tokens": sum(entry.tokens_used for entry in manifest.shards),
+        "manifest_sha256": manifest.sha256,
+        "checkpoints_bytes": needed_bytes,
+        "path": str(out),
+    }
+
+
+def first_time_limit_s(root: RunRoot, run: RunConfig) -> float:
+    """The limit that cuts the first submission at `submissions.cut_first_at`, from the dry step's measure."""
+    share = submissions_config(run).cut_first_at
+    if share == 0:
+        return submissions_config(run).time_limit_s
+    measured = read_json(root.experiment(run.name) / "preflight.json")
+    startup_s = measured.get("startup_s") or STARTUP_S
+    return startup_s + share * run.training.max_steps * measured["step_s"] + run.training.lead_s
+
+
+def run_submission(
+    root: RunRoot,
+    run: RunConfig,
+    config_path: Path,
+    number: int,
+    *,
+    time_limit_s: float = 0.0,
+    say: Callable[[str], None] | None = None,
+    say_every_s: float = 30.0,
+) -> dict[str, Any]:
+    """Train until the run ends or the clock says so, and read back what the trainer recorded.
+
+    A submission that the ledger already calls finished or saved is reported, not run again.
+
+    Args:
+        root: the run root.
+        run: the configuration.
+        config_path: the file it came from, which the trainer reads.
+        number: of the submission, from 1.
+        time_limit_s: wall-clock limit; 0 takes the configuration's.
+        say: takes a line on the progress, every `say_every_s` seconds.
+        say_every_s: seconds between those lines.
+
+    Returns:
+        The ledger's record, with the last losses.
+
+    Raises:
+        ProgramFailedError: the trainer failed; the message holds the end of its log.
+    """
+    folder = root.experiment(run.name)
+    record = record_of(root, run.name, number)
+    if record is None:
+        attempt = 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
+        limit_s = time_limit_s or submissions_config(run).time_limit_s
+        arguments = [*_pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt]
+        arguments += ["--time-limit-s", limit_s] if limit_s else []
+        with Progress(f"training {submission_key(run.name, number)}", run.training.max_steps, "steps") as progress:
+            watch = _Watch(folder / "metrics.jsonl", progress, say, say_every_s)
+            run_program(
+                "model.pretrain",
+                [str(argument) for argument in (*arguments, "--watch-parent")],
+                folder / "logs" / f"submission-{number:02d}-a{attempt}.log",
+                ok=(EXIT_FINISHED, EXIT_CONTINUE),
+                while_running=watch.look,
+            )
+            watch.look()
+        record = record_of(root, run.name, number)
+    if record is None:
+        raise CheckpointError(
+            f"{folder}/ledger.jsonl: the trainer ended well but left no record of submission {number}."
+        )
+    return {**record, **last_losses(folder), "path": str(folder)}
+
+
+def _pretrain_arguments(root: RunRoot, run: RunConfig, config_path: Path) -> list[Any]:
+    return ["--config", config_path, "--manifest", root.manifest, "--run-dir", root.experiment(run.name)]
+
+
+class _Watch:
+    """Follows `metrics.jsonl` while the trainer writes it."""
+
+    def __init__(
+        self, metrics: Path, progress: Progress, say: Callable[[str], None] | None, say_every_s: float
+    ) -> None:
+        self._metrics, self._progress, self._say, self._say_every_s = metrics, progress, say, say_every_s
+        self._said = 0.0
+
+    def look(self) -> None:
+        """Pass on the newest training point, if there is one."""
+        points = [point for point in read_jsonl(self._metrics) if point["kind"] == "train"]
+        if not points or points[-1]["step"] == self._progress.done:
+            return
+        point = points[-1]
+        self._progress.to(point["step"], f"loss {point['loss']:.3f}, {point['tokens_per_s']:,.0f} tokens/s")
+        if self._say is not None and time.monotonic() - self._said > self._say_every_s:
+            self._said = time.monotonic()
+            self._say(f"step {point['step']:,}: loss {point['loss']:.4f}, {point['tokens_per_s']:,.0f} tokens/s")
+
+
+def last_losses(folder: Path) -> dict[str, Any]:
+    """The newest training loss and held-out figures of an experiment."""
+    points = read_jsonl(folder / "metrics.jsonl")
+    train = [point for point in points if point["kind"] == "train"]
+    heldout = [point for point in points if point["kind"] == "heldout" and point["source"] == "all"]
+    found: dict[str, Any] = {}
+    if train:
+        found |= {"loss": train[-1]["loss"], "tokens_per_s": train[-1]["tokens_per_s"]}
+    if heldout:
+        found |= {"heldout_loss": heldout[-1]["loss"], "bits_per_byte": heldout[-1]["bits_per_byte"]}
+    return found
+
+
+def verify_final(root: RunRoot, name: str) -> dict[str, Any]:
+    """Compare `final.pt` with its sidecar.
+
+    Raises:
+        CheckpointError: it is not there, or its size or SHA-256 differs.
+    """
+    final = root.experiment(name) / "checkpoints" / "final.pt"
+    if not finished(root, name):
+        raise CheckpointError(
+            f"{final}: not there yet; the run goes on with submission {next_submission(root, name):02d}."
+        )
+    sidecar = read_json(final.with_suffix(".json"))
+    size_bytes, sha256 = final.stat().st_size, sha256_file(final)
+    if (size_bytes, sha256) != (sidecar["bytes"], sidecar["sha256"]):
+        raise CheckpointError(
+            f"{final}: {size_bytes:,} bytes with SHA-256 {sha256[:12]}…, its sidecar says {sidecar['bytes']:,} and "
+            f"{sidecar['sha256'][:12]}…. Delete both and run the last submission again: rqwen3 run"
+        )
+    return {"path": str(final), "bytes": size_bytes, "sha256": sha256, "step": sidecar["step"]}
+
+
+def export_model(root: RunRoot, name: str) -> dict[str, Any]:
+    """Write the final model as a Hugging Face folder."""
+    folder, out = root.experiment(name), root.export(name)
+    final = folder / "checkpoints" / "final.pt"
+    arguments = ["--checkpoint", final, "--config", folder / "config.toml", "--tokenizer", root.tokenizer, "--out", out]
+    run_program("model.huggingface", arguments, folder / "logs" / "export.log")
+    size_bytes = sum(file.stat().st_size for file in out.iterdir())
+    return {"path": str(out), "files": sorted(file.name for file in out.iterdir()), "bytes": size_bytes}
+
+
+def evaluate_model(root: RunRoot, run: RunConfig) -> dict[str, Any]:
+    """Make the cloze questions, score the final model on them and on the held-out documents."""
+    from rqwen3_pipeline.corpus.cloze import write_cloze_items
+
+    folder, out = root.experiment(run.name), root.evaluation(run.name)
+    wanted = evaluation_config(run)
+    made = write_cloze_items(
+        root, out / "cloze.jsonl", items=wanted.items, choices=wanted.choices, seed=run.training.seed
+    )
+    arguments = [
+        *("--checkpoint", folder / "checkpoints" / "final.pt", "--config", folder / "config.toml"),
+        *("--manifest", root.manifest, "--items", out / "cloze.jsonl", "--out", out / "scores.json"),
+    ]
+    run_program("model.evaluate", arguments, folder / "logs" / "evaluation.log")
+    scores = read_json(out / "scores.json")
+    return {**scores["tasks"]["heldout_cloze"], "engine": scores["engine"], "cloze": made, "path": str(out)}
+
+
+def steps_by_submission(records: list[dict[str, Any]], max_steps: int) -> tuple[list[dict[str, int]], list[str]]:
+    """Follow the ledger: each submission must begin where the one before it saved.
+
+    Args:
+        records: the ledger, in order.
+        max_steps: steps of the whole run.
+
+    Returns:
+        (submission, from_step, saved_step, lost_steps) of each record, and the problems found, if any.
+    """
+    steps: list[dict[str, int]] = []
+    problems: list[str] = []
+    reached = 0
+    for record in records:
+        names = ("submission", "attempt", "from_step", "saved_step", "lost_steps")
+        steps.append({name: int(record[name] or 0) for name in names})
+        if record["from_step"] != reached:
+            problems.append(f"submission {record['submission']} began at step {record['from_step']}, not at {reached}")
+        reached = max(reached, steps[-1]["saved_step"])
+    if reached != max_steps:
+        problems.append(f"the ledger ends at step {reached} of {max_steps}")
+    return steps, problems
