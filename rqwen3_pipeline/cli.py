@@ -149,15 +149,28 @@ def corpus_build(ctx: click.Context, folder: Path | None, tokenizer: Path | None
     """Build every piece that is missing, from the lock to the manifest."""
     from model.files import hold_lock
     from rqwen3_pipeline.corpus.build import build_corpus
-    from rqwen3_pipeline.corpus.origin import lock_origin
+    from rqwen3_pipeline.corpus.origin import origin_folder
     from rqwen3_pipeline.corpus.sources import corpus_config
 
     settings = _settings(ctx, sources=folder, tokenizer=tokenizer)
     config = corpus_config(settings.run_config)
     with hold_lock(settings.root.path / ".run.lock", "rqwen3 corpus build"):
-        lock = lock_origin(settings.root, config, settings.sources)
-        build_corpus(settings.root, config, settings.run_config.training, lock)
+        build_corpus(
+            settings.root,
+            config,
+            settings.run_config.training,
+            origin_folder(settings.root, config, settings.sources),
+            settings.tokenizer,
+            workers=settings.workers,
+            progress=_report_piece,
+            rebuild=rebuild,
+        )
     click.echo(str(settings.root.manifest))
+
+
+def _report_piece(outcome: Any) -> None:
+    did = "current" if outcome.skipped else f"{outcome.seconds:.1f} s"
+    click.echo(f"{outcome.stage:<10} {outcome.source}/{outcome.key}: {outcome.error or did}", err=True)
 
 
 @main.command()
@@ -166,13 +179,16 @@ def corpus_build(ctx: click.Context, folder: Path | None, tokenizer: Path | None
 @click.pass_context
 def trace(ctx: click.Context, step: int, sequence: int) -> None:
     """The documents that a training sequence was read from."""
+    import dataclasses
+    import json
+
     from model.shard_format import read_manifest
     from rqwen3_pipeline.corpus.trace import trace as trace_sequence
 
     settings = _settings(ctx)
     root = settings.root
     for document in trace_sequence(root, read_manifest(root.manifest), settings.run_config.training, step, sequence):
-        click.echo(document)
+        click.echo(json.dumps(dataclasses.asdict(document)))
 
 
 @main.command()
@@ -189,3 +205,7 @@ def generate(ctx: click.Context, prompt: str, new_tokens: int) -> None:
     command = [sys.executable, "-m", "model.generate", "--checkpoint", str(checkpoint)]
     command += ["--config", str(folder / "config.toml"), "--tokenizer", str(settings.root.tokenizer)]
     ctx.exit(subprocess.run([*command, "--prompt", prompt, "--new-tokens", str(new_tokens)], check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -42,7 +42,8 @@ def _step_job(asset: dg.AssetsDefinition) -> Any:
 
 
 jobs = [
-    *(_step_job(asset) for asset in [*by_file, submissions.submissions]),
+    *(_step_job(asset) for asset in by_file),
+    dg.define_asset_job("train_submission", selection=[submissions.submissions.key]),
     dg.define_asset_job("lock_sources", selection=[sources.source_lock.key]),
     dg.define_asset_job("train_or_pin_tokenizer", selection=[tokens.tokenizer.key]),
     dg.define_asset_job("find_survivors", selection=[asset.key for asset in dedup.survivors]),

@@ -18,11 +18,10 @@ from model.errors import RQwen3Error
 from model.files import hold_lock
 from rqwen3_pipeline import training
 from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
-from rqwen3_pipeline.assets.dedup import GROUPS
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_instance, owner
-from rqwen3_pipeline.settings import SOURCES, Settings
+from rqwen3_pipeline.settings import Settings
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -61,6 +60,7 @@ class LocalRun:
         tags: dict[str, str] | None = None,
         partition_key: str | None = None,
         config: dict[str, Any] | None = None,
+        selection: list[list[str]] | None = None,
     ) -> None:
         """Run a job of the code location in this process.
 
@@ -70,6 +70,7 @@ class LocalRun:
         result = defs.resolve_job_def(job).execute_in_process(
             instance=self.instance,
             partition_key=partition_key,
+            asset_selection=[dg.AssetKey(path) for path in selection] if selection else None,
             tags={OWNER_TAG: owner(), **(tags or {})},
             run_config={**QUIET, **(config or {})},
             raise_on_error=False,
@@ -90,7 +91,7 @@ class LocalRun:
         from rqwen3_pipeline.corpus.build import pending
 
         made = 0
-        for source in SOURCES:
+        for source in self.here.corpus.sources:
             order = [file.key for file in self.here.lock.files(source)]
             missing = set(pending(stage, self.here.root, self.here.corpus, self.here.lock, source))
             missing |= set(order) - self.instance.get_materialized_partitions(dg.AssetKey([asset, source]))
@@ -183,19 +184,20 @@ def _lock(run: LocalRun) -> int:
     before = here.root.lock.read_bytes() if here.root.lock.exists() else None
     lock = lock_origin(here.root, here.corpus, here.settings.sources)
     if before == here.root.lock.read_bytes() and run.told(["source_lock"]):
-        register_partitions(run.instance, {source: [file.key for file in lock.files(source)] for source in SOURCES})
+        register_partitions(run.instance, lock)
         return 0
     run.execute("lock_sources")
     return 1
 
 
 def _survivors(run: LocalRun) -> int:
-    from rqwen3_pipeline.corpus.build import pending_groups
+    from rqwen3_pipeline.corpus.build import pending
 
-    missing = set(pending_groups(run.here.root, run.here.corpus, run.here.lock))
-    missing |= {group for group in GROUPS if not run.told(["survivors", group])}
+    here, groups = run.here, run.here.corpus.groups()
+    missing = {group for group in groups if pending("survivors", here.root, here.corpus, here.lock, group)}
+    missing |= {group for group in groups if not run.told(["survivors", group])}
     if missing:
-        run.execute("find_survivors")
+        run.execute("find_survivors", selection=[["survivors", group] for group in sorted(missing)])
     return len(missing)
 
 
@@ -226,7 +228,7 @@ def _submit(run: LocalRun, key: str, number: int) -> None:
     assert name is not None
     run.instance.add_dynamic_partitions(name, [key])
     options = {"ops": {"submissions": {"config": {"time_limit_s": limit_s}}}}
-    run.execute("submissions", partition_key=key, config=options)
+    run.execute("train_submission", partition_key=key, config=options)
 
 
 def _reasons(result: dg.ExecuteInProcessResult) -> str:

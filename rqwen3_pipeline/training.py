@@ -148,9 +148,11 @@ def first_time_limit_s(root: RunRoot, run: RunConfig) -> float:
     share = submissions_config(run).cut_first_at
     if share == 0:
         return submissions_config(run).time_limit_s
-    measured = read_json(root.experiment(run.name) / "preflight.json")
-    startup_s = measured.get("startup_s") or STARTUP_S
-    return startup_s + share * run.training.max_steps * measured["step_s"] + run.training.lead_s
+    measured, training = read_json(root.experiment(run.name) / "preflight.json"), run.training
+    evaluations = 1 + training.max_steps // training.eval_every_steps
+    saves = 1 + training.max_steps // training.save_every_steps
+    whole_s = training.max_steps * measured["step_s"] + evaluations * measured["eval_s"] + saves * measured["save_s"]
+    return STARTUP_S + share * whole_s + training.lead_s
 
 
 def run_submission(

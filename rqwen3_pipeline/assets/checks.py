@@ -12,7 +12,7 @@ from rqwen3_pipeline.assets.submissions import final_checkpoint
 )
 def shards_match_manifest() -> dg.AssetCheckResult:
     """Recompute each shard's size and SHA-256."""
-    from rqwen3_pipeline.corpus.manifest import verify_shards
+    from rqwen3_pipeline.corpus.verify import verify_shards
 
     here = pipeline()
     problems = verify_shards(here.root)

@@ -5,15 +5,7 @@ from typing import Any
 import dagster as dg
 
 from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeline
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "wikipedia_fineweb_edu": ("wikipedia", "fineweb_edu"),
-    "openwebmath": ("openwebmath",),
-    "stackexchange": ("stackexchange",),
-    "pes2o": ("pes2o",),
-    "textbooks": ("textbooks",),
-}
-"""Precedence groups, as `corpus.dedup.GROUPS` (repeated so that loading needs no numpy; a test compares them)."""
+from rqwen3_pipeline.corpus.sources import GROUPS
 
 
 def survivors_asset(group: str, sources: tuple[str, ...]) -> dg.AssetsDefinition:

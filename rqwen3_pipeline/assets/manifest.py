@@ -15,7 +15,8 @@ from rqwen3_pipeline.settings import SOURCES
 )
 def manifest() -> dg.MaterializeResult:
     """A pure fold over the shards' sidecars, cut to each source's token budget."""
-    from rqwen3_pipeline.corpus.manifest import budgets, fold_manifest
+    from rqwen3_pipeline.corpus.manifest import fold_manifest
+    from rqwen3_pipeline.corpus.sources import budgets
 
     here = pipeline()
     report = fold_manifest(here.root, here.corpus, here.lock, budgets(here.corpus, here.run.training))

@@ -1,10 +1,15 @@
 """The source lock and the raw files: what comes in, known to the byte."""
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 
 from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, file_partitions, metadata, pipeline
 from rqwen3_pipeline.assets.stages import stage_asset
 from rqwen3_pipeline.settings import SOURCES
+
+if TYPE_CHECKING:
+    from rqwen3_pipeline.corpus.lock import Lock
 
 
 @dg.asset(group_name="sources", kinds={"json"}, owners=OWNERS, code_version=CODE_VERSION)
@@ -14,9 +19,9 @@ def source_lock(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
 
     here = pipeline()
     lock = lock_origin(here.root, here.corpus, here.settings.sources)
-    register_partitions(context.instance, {source: [file.key for file in lock.files(source)] for source in SOURCES})
-    files = {source: len(lock.files(source)) for source in SOURCES}
-    size_bytes = sum(file.size_bytes for source in SOURCES for file in lock.files(source))
+    register_partitions(context.instance, lock)
+    files = {source: len(locked) for source, locked in lock.sources.items()}
+    size_bytes = sum(file.size_bytes for locked in lock.sources.values() for file in locked)
     return dg.MaterializeResult(
         metadata=metadata(
             {"files": files, "bytes": size_bytes, "lock_sha256": lock.sha256, "path": str(here.root.lock)}
@@ -24,14 +29,14 @@ def source_lock(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     )
 
 
-def register_partitions(instance: dg.DagsterInstance, keys: dict[str, list[str]]) -> None:
-    """Make the dynamic partitions of each source exactly its files in the lock."""
-    for source, wanted in keys.items():
-        name = file_partitions[source].name
-        assert name is not None
-        for stale in set(instance.get_dynamic_partitions(name)) - set(wanted):
-            instance.delete_dynamic_partition(name, stale)
-        instance.add_dynamic_partitions(name, wanted)
+def register_partitions(instance: dg.DagsterInstance, lock: "Lock") -> None:
+    """Make each source's dynamic partitions exactly its files in the lock; a source not in use has none."""
+    for source, partitions in file_partitions.items():
+        wanted = [file.key for file in lock.sources.get(source, ())]
+        assert partitions.name is not None
+        for stale in set(instance.get_dynamic_partitions(partitions.name)) - set(wanted):
+            instance.delete_dynamic_partition(partitions.name, stale)
+        instance.add_dynamic_partitions(partitions.name, wanted)
 
 
 raw_files = [

@@ -3,8 +3,8 @@
 import dagster as dg
 
 from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeline
-from rqwen3_pipeline.assets.dedup import GROUPS
 from rqwen3_pipeline.assets.stages import stage_asset
+from rqwen3_pipeline.corpus.sources import GROUPS
 from rqwen3_pipeline.settings import SOURCES
 
 
@@ -17,13 +17,10 @@ from rqwen3_pipeline.settings import SOURCES
 )
 def tokenizer() -> dg.MaterializeResult:
     """Qwen3's tokenizer pinned by SHA-256, or, in the demo, a small byte-level BPE trained on the documents."""
-    from rqwen3_pipeline.corpus.tokenization import pin_tokenizer, train_tokenizer
+    from rqwen3_pipeline.corpus.tokenization import make_tokenizer
 
     here = pipeline()
-    if here.corpus.tokenizer.kind == "train":
-        report = train_tokenizer(here.root, here.corpus, here.lock)
-    else:
-        report = pin_tokenizer(here.root, here.corpus, here.settings.tokenizer)
+    report = make_tokenizer(here.root, here.corpus, here.lock, here.settings.tokenizer)
     return dg.MaterializeResult(metadata=metadata(report))
 
 

@@ -15,8 +15,8 @@ from rqwen3_pipeline.settings import RunRoot
 DEMO_SOURCES = "demo_sources"
 
 
-def lock_origin(root: RunRoot, config: CorpusConfig, folder: Path | None) -> Lock:
-    """Pin the profile's source files in `sources.lock.json`.
+def origin_folder(root: RunRoot, config: CorpusConfig, folder: Path | None) -> Path:
+    """The folder that the profile's sources are read from; the demo's is written if it is not there yet.
 
     Args:
         root: the run root.
@@ -24,19 +24,28 @@ def lock_origin(root: RunRoot, config: CorpusConfig, folder: Path | None) -> Loc
         folder: a folder of sources, instead of what the profile says.
 
     Raises:
-        SourceError: a source or a column is missing, a file is damaged, or there is no origin to
-            read from; the message says what to do.
+        SourceError: there is no origin to read from; the message says what to do.
     """
     if folder is not None:
-        return lock_folder(root, config, folder)
+        return folder
     if config.origin == "python":
-        return lock_folder(root, config, write_demo_sources(root))
-    if root.lock.exists():
-        return read_lock(root)
+        return write_demo_sources(root)
+    locked = read_lock(root).origin if root.lock.exists() else None
+    if locked is not None and locked.is_dir():
+        return locked
     raise SourceError(
-        f"{root.path}: no lock yet, and the profile's origin is {config.origin!r}. Name a folder with the six sources "
-        "as <name>.parquet or <name>/**/*.parquet: rqwen3 sources lock --folder DIR"
+        f"{root.path}: the profile's sources come from {config.origin!r}, and no folder of them is known here. Name "
+        "one with the six sources as <name>.parquet or <name>/**/*.parquet: rqwen3 sources lock --folder DIR"
     )
+
+
+def lock_origin(root: RunRoot, config: CorpusConfig, folder: Path | None) -> Lock:
+    """Pin the profile's source files in `sources.lock.json`.
+
+    Raises:
+        SourceError: as `origin_folder`; or a source or a column is missing, or a file is damaged.
+    """
+    return lock_folder(root, config, origin_folder(root, config, folder))
 
 
 def write_demo_sources(root: RunRoot) -> Path:

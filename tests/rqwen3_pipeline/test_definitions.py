@@ -1,0 +1,101 @@
+"""The code location as a whole: it loads, quickly and without the heavy packages, and its names stay."""
+
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+
+from rqwen3_pipeline.definitions import assets, by_file, defs, jobs
+from rqwen3_pipeline.settings import SOURCES
+
+HEAVY = ("torch", "datasets", "transformers", "pandas", "lm_eval")
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys, warnings; warnings.simplefilter('ignore')\n{statement}\nprint('MODULES', *sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in output.splitlines() if line.startswith("MODULES ")]
+    return set(line.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import rqwen3_pipeline.definitions",
+        "from rqwen3_pipeline.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+    ],
+    ids=["definitions", "help"],
+)
+def test_loading_pulls_in_no_heavy_package(statement):
+    loaded = modules_after(statement)
+    assert not loaded & set(HEAVY)
+    assert "rqwen3_pipeline" in loaded
+
+
+def test_help_does_not_even_import_dagster():
+    assert "dagster" not in modules_after(
+        "from rqwen3_pipeline.cli import main\ntry: main(['-h'])\nexcept SystemExit: pass"
+    )
+
+
+def test_loading_costs_less_than_two_seconds_beyond_dagster():
+    code = (
+        "import time, warnings; warnings.simplefilter('ignore')\nimport dagster\nt = time.process_time()\n"
+        "import rqwen3_pipeline.definitions\nprint(time.process_time() - t)"
+    )
+    cpu_s = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert cpu_s < 2.0
+
+
+def test_definitions_are_loadable_as_a_whole():
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_asset_keys_are_the_contract():
+    expected = {"source_lock", "tokenizer", "manifest", "preflight", "submissions", "final_checkpoint"}
+    expected |= {"export", "eval_scores", "evidence_report"}
+    expected |= {
+        f"{name}/{s}" for s in SOURCES for name in ("raw_files", "filtered_documents", "digests", "token_shards")
+    }
+    groups = ("wikipedia_fineweb_edu", "openwebmath", "stackexchange", "pes2o", "textbooks")
+    expected |= {f"survivors/{group}" for group in groups}
+    assert {asset.key.to_user_string() for asset in assets} == expected
+
+
+def test_each_partitioned_step_has_a_job_of_its_own():
+    names = {job.name for job in jobs}
+    assert {"_".join(asset.key.path) for asset in by_file} <= names
+    assert {"train_submission", "lock_sources", "find_survivors", "fold_manifest", "report_results"} <= names
+
+
+def test_graph_reads_as_the_design_draws_it():
+    graph = defs.resolve_asset_graph()
+
+    def parents(name: str) -> set[str]:
+        return {key.to_user_string() for key in graph.get(dg.AssetKey(name.split("/"))).parent_keys}
+
+    assert parents("raw_files/pes2o") == {"source_lock"}
+    assert parents("filtered_documents/pes2o") == {"raw_files/pes2o"}
+    assert parents("digests/pes2o") == {"filtered_documents/pes2o"}
+    assert parents("survivors/wikipedia_fineweb_edu") == {"digests/wikipedia", "digests/fineweb_edu"}
+    assert parents("token_shards/fineweb_edu") == {
+        "filtered_documents/fineweb_edu",
+        "survivors/wikipedia_fineweb_edu",
+        "tokenizer",
+    }
+    assert parents("manifest") == {f"token_shards/{source}" for source in SOURCES}
+    assert parents("preflight") == {"manifest"}
+    assert parents("submissions") == {"preflight"}
+    assert parents("final_checkpoint") == {"submissions"}
+    assert parents("evidence_report") == {"eval_scores", "export"}
+
+
+def test_every_asset_has_a_description_group_owner_and_kind():
+    for asset in assets:
+        spec = next(iter(asset.specs))
+        assert spec.description, spec.key
+        assert spec.group_name in {"sources", "documents", "tokens", "training", "results"}
+        assert list(spec.owners) == ["team:rqwen3"]
+        assert spec.kinds
+        assert spec.code_version

@@ -1,0 +1,72 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rqwen3_pipeline.programs import ProgramFailedError, run_program, tail
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Writes a module that children can run with `-m`, and returns its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(source: str) -> str:
+        (tmp_path / "child_program.py").write_text(source)
+        return "child_program"
+
+    return write
+
+
+def test_exit_code_allowed_is_returned(program, tmp_path):
+    module = program("import sys; sys.exit(int(sys.argv[1]))")
+    assert run_program(module, ["75"], tmp_path / "log", ok=(0, 75)) == 75
+
+
+def test_exit_code_not_allowed_raises_with_the_logs_tail_and_code(program, tmp_path):
+    module = program("import sys; print('the reason'); sys.exit(3)")
+    with pytest.raises(ProgramFailedError, match="the reason") as caught:
+        run_program(module, [], tmp_path / "log")
+    assert caught.value.code == 3
+
+
+def test_arguments_with_spaces_and_quotes_arrive_unchanged(program, tmp_path):
+    module = program("import sys; print(sys.argv[1:])")
+    arguments = ["a b", "'\"$(touch pwned)", "é\n"]
+    run_program(module, arguments, tmp_path / "log")
+    assert (tmp_path / "log").read_text() == repr(arguments) + "\n"
+
+
+def test_tail_of_an_appended_log_shows_only_this_run(program, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("earlier\n")
+    module = program("print('now')")
+    run_program(module, [], log)
+    assert log.read_text() == "earlier\nnow\n"
+    assert tail(log, len("earlier\n")) == "now"
+
+
+def test_parent_interrupted_asks_the_child_and_waits_for_it(program, tmp_path):
+    module = program(
+        "import signal, sys, time\n"
+        "def stop(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop); print('ready', flush=True); time.sleep(60)\n"
+    )
+    log = tmp_path / "log"
+    script = f"from rqwen3_pipeline.programs import run_program\nfrom pathlib import Path\nrun_program({module!r}, [], Path({str(log)!r}))"
+    parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, env=os.environ)
+    wait_for(log, "ready")
+    parent.send_signal(signal.SIGINT)
+    parent.wait(timeout=30)
+    assert "saved" in log.read_text()
+
+
+def wait_for(log: Path, text: str) -> None:
+    deadline = time.monotonic() + 30
+    while not (log.exists() and text in log.read_text()):
+        assert time.monotonic() < deadline, f"{text!r} never appeared in {log}"
+        time.sleep(0.05)

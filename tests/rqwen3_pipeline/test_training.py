@@ -1,0 +1,75 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.errors import CheckpointError, ConfigError
+from model.files import append_jsonl, write_json
+from rqwen3_pipeline import training
+from rqwen3_pipeline.settings import RunRoot
+
+
+def record(submission, from_step, saved_step, *, code=75, lost=0, attempt=1):
+    return {
+        "submission": submission,
+        "attempt": attempt,
+        "from_step": from_step,
+        "saved_step": saved_step,
+        "lost_steps": lost,
+        "exit_code": code,
+    }
+
+
+def test_submission_key_and_its_parser_agree():
+    assert training.submission_key("demo", 7) == "demo.07"
+    assert training.parse_submission("demo.07", "demo") == 7
+    assert training.parse_submission("demo.123", "demo") == 123
+
+
+@pytest.mark.parametrize("key", ["other.01", "demo.00", "demo.x", "demo", "demo.-1", ".01"])
+def test_submission_key_of_another_experiment_or_no_number_is_refused(key):
+    with pytest.raises(ConfigError, match=r"demo\.01"):
+        training.parse_submission(key, "demo")
+
+
+def test_next_submission_after_a_failed_attempt_is_the_same_one(tmp_path):
+    root = RunRoot(tmp_path)
+    ledger = root.experiment("demo") / "ledger.jsonl"
+    assert training.next_submission(root, "demo") == 1
+    append_jsonl(ledger, record(1, 0, 5))
+    append_jsonl(ledger, record(2, 5, 5, code=1))
+    assert training.next_submission(root, "demo") == 2
+    append_jsonl(ledger, record(2, 5, 9, attempt=2))
+    assert training.next_submission(root, "demo") == 3
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8))
+def test_steps_by_submission_of_an_unbroken_chain_finds_no_problem(lengths):
+    records, position = [], 0
+    for number, length in enumerate(lengths, start=1):
+        records.append(record(number, position, position + length))
+        position += length
+    assert training.steps_by_submission(records, position)[1] == []
+    assert training.steps_by_submission(records, position + 1)[1] == [
+        f"the ledger ends at step {position} of {position + 1}"
+    ]
+
+
+def test_steps_by_submission_with_a_gap_or_a_repeat_names_the_submission():
+    assert "submission 2 began at step 7" in training.steps_by_submission([record(1, 0, 5), record(2, 7, 9)], 9)[1][0]
+    assert "submission 2 began at step 3" in training.steps_by_submission([record(1, 0, 5), record(2, 3, 9)], 9)[1][0]
+
+
+def test_verify_final_with_one_byte_changed_is_refused(tmp_path):
+    root = RunRoot(tmp_path)
+    final = root.experiment("demo") / "checkpoints" / "final.pt"
+    final.parent.mkdir(parents=True)
+    final.write_bytes(b"weights")
+    with pytest.raises(CheckpointError, match="submission 01"):
+        training.verify_final(root, "demo")
+    from hashlib import sha256
+
+    write_json(final.with_suffix(".json"), {"bytes": 7, "sha256": sha256(b"weights").hexdigest(), "step": 3})
+    assert training.verify_final(root, "demo")["step"] == 3
+    final.write_bytes(b"weighTs")
+    with pytest.raises(CheckpointError, match="sidecar says"):
+        training.verify_final(root, "demo")
