@@ -143,7 +143,7 @@ def corpus() -> None:
 @corpus.command("build")
 @click.option("--sources", "folder", type=FOLDER, help="A folder with the six sources.")
 @click.option("--tokenizer", type=FILE, help="The tokenizer.json to pin.")
-@click.option("--rebuild", is_flag=True, help="Make every piece again, also those made with other settings.")
+@click.option("--rebuild", is_flag=True, help="Replace the pieces that other settings made, instead of refusing.")
 @click.pass_context
 def corpus_build(ctx: click.Context, folder: Path | None, tokenizer: Path | None, rebuild: bool) -> None:
     """Build every piece that is missing, from the lock to the manifest."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rqwen3_pipeline.corpus.build import Outcome
 
 PARTITIONS_PER_RUN = 16
+WORKER_BYTES = 32 * 1024 * 1024
+"""Raw bytes that make a further process worth its start of a few seconds."""
 
 
 def stage_asset(
@@ -71,6 +73,7 @@ def run_partitions(stage: str, source: str, keys: list[str]) -> list["Outcome"]:
     from rqwen3_pipeline.progress import Progress
 
     here = pipeline()
+    size_bytes = sum(here.lock.file(source, key).size_bytes for key in keys)
     with Progress(f"{stage} {source}", len(keys), "files") as progress:
         return run_stage(
             stage,
@@ -78,6 +81,6 @@ def run_partitions(stage: str, source: str, keys: list[str]) -> list["Outcome"]:
             here.corpus,
             here.lock,
             [(source, key) for key in keys],
-            workers=here.settings.workers,
+            workers=min(here.settings.workers, 1 + size_bytes // WORKER_BYTES),
             progress=lambda outcome: progress.advance(outcome.key),
         )

@@ -10,7 +10,8 @@ from model.errors import SourceError
 from rqwen3_pipeline.corpus.lock import Lock, lock_folder, read_lock
 from rqwen3_pipeline.corpus.python_prose import write_python_prose
 from rqwen3_pipeline.corpus.sources import CorpusConfig
-from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.progress import Progress
+from rqwen3_pipeline.settings import SOURCES, RunRoot
 
 DEMO_SOURCES = "demo_sources"
 
@@ -51,5 +52,12 @@ def lock_origin(root: RunRoot, config: CorpusConfig, folder: Path | None) -> Loc
 def write_demo_sources(root: RunRoot) -> Path:
     """The demo's six source folders below the run root, written if they are not there yet."""
     folder = root.path / DEMO_SOURCES
-    write_python_prose(folder)
+    with Progress("prose of this Python installation", 100, "percent") as bar:
+        filled: dict[str, float] = {}
+
+        def look(source: str, so_far: int, wanted: int) -> None:
+            filled[source] = min(1.0, so_far / wanted)
+            bar.to(int(100 * sum(filled.values()) / len(SOURCES)))
+
+        write_python_prose(folder, progress=look)
     return folder

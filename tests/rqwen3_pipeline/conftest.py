@@ -67,9 +67,9 @@ eval_every_steps = 50
 sample_every_steps = 50
 sample_prompt = "The theory"
 """
-WORDS = "energy model field curve river stone letter number prime light water theory mass orbit cell leaf".split()
+WORDS = ("energy", "model", "field", "curve", "river", "stone", "number", "prime", "light", "theory", "orbit", "cell")
 WIKIPEDIA_GOOD, WIKIPEDIA_SHORT, WIKIPEDIA_COPIES = 24, 5, 4
-FINEWEB_GOOD, FINEWEB_LOW_SCORE, FINEWEB_OF_WIKIPEDIA = 130, 7, 6
+FINEWEB_GOOD, FINEWEB_LOW_SCORE, FINEWEB_OF_WIKIPEDIA = 170, 7, 6
 PES2O_GOOD = 12
 TOKENS_PER_STEP = 128
 
@@ -133,7 +133,12 @@ class SampleRun:
         who = {"submission": submission, "attempt": attempt, "time": "2026-07-01T00:00:00.000+00:00"}
         lines: list[dict[str, Any]] = []
         for step in range(first, last + 1):
-            line = {"kind": "train", "step": step, "loss": self.loss(step, submission), "tokens": step * TOKENS_PER_STEP}
+            line = {
+                "kind": "train",
+                "step": step,
+                "loss": self.loss(step, submission),
+                "tokens": step * TOKENS_PER_STEP,
+            }
             line |= {"learning_rate": 1e-3 * min(1, step / 20), "grad_norm": 1.0, "tokens_per_s": 1000.0 + step}
             line |= {"mfu": None, "memory_gib": 0.5, "data_wait_s": 0.001}
             lines.append({**line, **who, **more})
@@ -159,7 +164,12 @@ class SampleRun:
         """A ledger record."""
         record = {"submission": submission, "attempt": 1, "from_step": first, "to_step": last, "saved_step": saved}
         record |= {"stop_reason": reason, "exit_code": code, "tokens": (last - first) * TOKENS_PER_STEP}
-        record |= {"seconds": 60.0 + last, "lost_steps": last - saved, "job_id": f"{1000 + submission}", "host": "node7"}
+        record |= {
+            "seconds": 60.0 + last,
+            "lost_steps": last - saved,
+            "job_id": f"{1000 + submission}",
+            "host": "node7",
+        }
         record |= {"gpu": None, "pid": 1, "started": "2026-07-01T00:00:00+00:00", "ended": "2026-07-01T00:02:00+00:00"}
         record |= {"commit": None, "versions": {"torch": "2.13.0", "cuda": None}, "checkpoint": None, "error": None}
         append_jsonl(self.folder / "ledger.jsonl", {**record, **more})
@@ -212,11 +222,29 @@ class SampleRun:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus, built once: `home`, `config.toml` and `sources`."""
-    base = tmp_path_factory.mktemp("sample_run")
+    base = tmp_path_factory.mktemp("sample_corpus")
     (base / "config.toml").write_text(CONFIG, encoding="utf-8")
     write_sources(base / "sources")
     build(RunRoot(base / "home"), load_run_config(base / "config.toml"), base / "sources")
     return base
+
+
+@pytest.fixture(scope="session")
+def trained(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with everything but the report, made once; not to be changed."""
+    sample = copy_of(built, tmp_path_factory.mktemp("sample_run"))
+    sample.train_all()
+    sample.export_and_score()
+    return sample.config_path.parent
+
+
+def copy_of(base: Path, folder: Path) -> SampleRun:
+    """A copy of a made run root."""
+    copy = folder / "copy"
+    shutil.copytree(base, copy)
+    return SampleRun(
+        RunRoot(copy / "home"), load_run_config(copy / "config.toml"), copy / "config.toml", copy / "sources"
+    )
 
 
 @pytest.fixture
@@ -231,15 +259,17 @@ def empty_run(tmp_path: Path) -> SampleRun:
 @pytest.fixture
 def corpus_run(built: Path, tmp_path: Path) -> SampleRun:
     """A run root with its corpus and no training."""
-    shutil.copytree(built, tmp_path / "copy")
-    copy = tmp_path / "copy"
-    run = load_run_config(copy / "config.toml")
-    return SampleRun(RunRoot(copy / "home"), run, copy / "config.toml", copy / "sources")
+    return copy_of(built, tmp_path)
 
 
 @pytest.fixture
-def finished_run(corpus_run: SampleRun) -> SampleRun:
+def finished_run(trained: Path, tmp_path: Path) -> SampleRun:
     """A run root with everything but the report."""
-    corpus_run.train_all()
-    corpus_run.export_and_score()
-    return corpus_run
+    return copy_of(trained, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished_to_read(trained: Path) -> SampleRun:
+    """The same, shared by the tests that only read it."""
+    run = load_run_config(trained / "config.toml")
+    return SampleRun(RunRoot(trained / "home"), run, trained / "config.toml", trained / "sources")

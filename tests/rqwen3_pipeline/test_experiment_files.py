@@ -51,8 +51,13 @@ def test_lock_holder_of_this_process_is_alive_and_of_an_ended_one_dead(tmp_path)
 
 @pytest.mark.parametrize(
     ("more", "alive"),
-    [({"pid_start": 1}, False), ({"boot_id": "another"}, False), ({"pid_namespace": "pid:[1]"}, None)]
-    + [({"host": "elsewhere"}, None), ({"pid": None}, None)],
+    [
+        ({"pid_start": 1}, False),
+        ({"boot_id": "another"}, False),
+        ({"pid_namespace": "pid:[1]"}, None),
+        ({"host": "elsewhere"}, None),
+        ({"pid": None}, None),
+    ],
 )
 def test_lock_holder_is_told_from_a_namesake(tmp_path, more, alive):
     write_json(tmp_path / "LOCK", {"host": socket.gethostname(), "pid": os.getpid(), **more})

@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,5 +13,5 @@ def test_ranges_cover_the_wanted_keys_and_no_other(flags):
     found = ranges(order, wanted)
     covered = [key for first, last in found for key in order if first <= key <= last]
     assert covered == sorted(wanted)
-    for (_, last), (first, _) in zip(found, found[1:], strict=False):
+    for (_, last), (first, _) in itertools.pairwise(found):
         assert order.index(first) > order.index(last) + 1

@@ -57,7 +57,10 @@ def test_parent_interrupted_asks_the_child_and_waits_for_it(program, tmp_path):
         "signal.signal(signal.SIGTERM, stop); print('ready', flush=True); time.sleep(60)\n"
     )
     log = tmp_path / "log"
-    script = f"from rqwen3_pipeline.programs import run_program\nfrom pathlib import Path\nrun_program({module!r}, [], Path({str(log)!r}))"
+    script = (
+        "from rqwen3_pipeline.programs import run_program\nfrom pathlib import Path\n"
+        f"run_program({module!r}, [], Path({str(log)!r}))"
+    )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, env=os.environ)
     wait_for(log, "ready")
     parent.send_signal(signal.SIGINT)

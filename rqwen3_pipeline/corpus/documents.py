@@ -1,0 +1,280 @@
+"""Documents out of raw parquet files: columns by name, text repaired and in NFC, one at a time.
+
+Columns may be string, large string, binary or dictionary, and may be null anywhere, whole files
+included. A text is NFC by the tokenizer library's tables, the same on every machine; half
+surrogates and bytes that are no UTF-8 become U+FFFD. Reads batches of 128 rows through a buffered
+stream, so that memory follows the longest rows and not the file; costs one decoding of the columns.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+# (pyarrow ships no types)
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from tokenizers.normalizers import NFC
+
+from model.errors import SourceError
+from rqwen3_pipeline.corpus.sources import COLUMNS, CorpusConfig, required_columns
+from rqwen3_pipeline.corpus.stackexchange import Answer, compose
+
+BATCH_ROWS = 128
+BUFFER_BYTES = 1024 * 1024
+ANSWER_FIELDS = ("answer_id", "pm_score", "selected", "text")
+_NFC = NFC()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One row of a raw file."""
+
+    row: int
+    """Its row in the raw file, from 0."""
+    id: str
+    """The source's id, or `<file>#<row>`."""
+    url: str
+    """Its address, or empty."""
+    text: str
+    """NFC, without half surrogates."""
+    title: str = ""
+    """Wikipedia's title of the page."""
+    score: float | None = None
+    """FineWeb-Edu's score."""
+    defect: str = ""
+    """Why there is no text to judge: `null_text`, `no_answer`; else empty."""
+    repaired: bool = False
+    """Whether something in the text became U+FFFD."""
+
+
+def repair(value: str | bytes) -> tuple[str, bool]:
+    """Make a text that UTF-8 can hold.
+
+    A pair of surrogates, even one written as two, becomes its character; a half one becomes U+FFFD,
+    as does what is no UTF-8.
+
+    Returns:
+        The text, and whether a U+FFFD was put in.
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8"), False
+        except UnicodeDecodeError:
+            pass
+        try:
+            value = value.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return value.decode("utf-8", "replace"), True
+    try:
+        value.encode("utf-8")
+        return value, False
+    except UnicodeEncodeError:
+        joined = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return joined, joined.count("\ufffd") != value.count("\ufffd")
+
+
+def nfc(text: str) -> str:
+    """The text in NFC, by the tokenizer library's tables."""
+    return text if text.isascii() else _NFC.normalize_str(text)
+
+
+def check_file(path: Path, source: str, config: CorpusConfig) -> int:
+    """Check a raw file's footer and columns.
+
+    Returns:
+        Its number of rows.
+
+    Raises:
+        SourceError: it is no whole parquet file, or lacks a column; the message names both.
+    """
+    with _opened(path) as file:
+        _check_columns(path, file.schema_arrow, required_columns(config, source))
+        if source == "stackexchange":
+            _answer_fields(path, file.schema_arrow.field("answers").type)
+        return int(file.metadata.num_rows)
+
+
+def read_documents(path: Path, source: str, config: CorpusConfig) -> Iterator[Document]:
+    """Read a raw file's rows, in order.
+
+    Raises:
+        SourceError: the file lacks a column, has one of an unusable type, or is damaged anywhere; the
+            message names the file and, where it can, the column and the rows.
+    """
+    names, score_column = COLUMNS[source], config.sources[source].score_column
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        _check_columns(path, schema, required_columns(config, source))
+        wanted = {*required_columns(config, source), names.id, names.url} & set(schema.names)
+        first_row = 0
+        for batch in _batches(path, file, sorted(wanted)):
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            if source == "stackexchange":
+                yield from _questions(path, columns, first_row)
+            else:
+                yield from _texts(path, columns, source, score_column, first_row)
+            first_row += batch.num_rows
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[Any, None, None]:
+    try:
+        file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
+    except FileNotFoundError as error:
+        raise SourceError(f"{path}: no such file. Fetch it: rqwen3 corpus build") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SourceError(
+            f"{path}: not a whole parquet file ({path.stat().st_size:,} bytes; {_first_line(error)}). "
+            "Fetch it again, or remove it, and lock the sources again."
+        ) from error
+    with file:
+        yield file
+
+
+def _batches(path: Path, file: Any, columns: Sequence[str]) -> Iterator[Any]:
+    row = 0
+    batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns), use_threads=False)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise SourceError(
+                f"{path}: damaged after row {row:,} of {file.metadata.num_rows:,}, columns {', '.join(columns)} "
+                f"({_first_line(error)}). Fetch it again and lock the sources again."
+            ) from error
+        if batch is None:
+            break
+        yield batch
+        row += batch.num_rows
+    if row != file.metadata.num_rows:
+        raise SourceError(f"{path}: {row:,} rows read, the footer says {file.metadata.num_rows:,}. Fetch it again.")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _check_columns(path: Path, schema: Any, required: Sequence[str]) -> None:
+    missing = [name for name in required if name not in schema.names]
+    if missing:
+        raise SourceError(
+            f"{path}: lacks the column {missing[0]!r}; it has {', '.join(schema.names)}. "
+            "It is probably another data set's file; replace it and lock the sources again."
+        )
+
+
+def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
+    """A column as bytes, whatever kind of text it is; whole numbers are written out (ids)."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_integer(array.type):
+        array = array.cast(pa.string())
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    others = (pa.types.is_null, pa.types.is_string_view, pa.types.is_binary_view)
+    if not any(kind(array.type) for kind in kinds + others):
+        raise SourceError(f"{path}: column {name!r} is of type {array.type}, not text. Replace the file.")
+    return array.cast(pa.large_binary()).to_pylist()
+
+
+def _floats(path: Path, name: str, array: Any) -> list[float | None]:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    try:
+        return array.cast(pa.float64()).to_pylist()
+    except pa.ArrowException as error:
+        raise SourceError(
+            f"{path}: column {name!r} is of type {array.type}, not a number ({_first_line(error)}). Replace the file."
+        ) from error
+
+
+def _plain(value: bytes | None) -> str:
+    return "" if value is None else repair(value)[0]
+
+
+def _texts(
+    path: Path, columns: dict[str, Any], source: str, score_column: str | None, first_row: int
+) -> Iterator[Document]:
+    names = COLUMNS[source]
+    texts = _strings(path, names.text, columns[names.text])
+    nothing = [None] * len(texts)
+    ids, urls, titles = (
+        _strings(path, name, columns[name]) if name in columns else nothing for name in (names.id, names.url, "title")
+    )
+    scores = _floats(path, score_column, columns[score_column]) if score_column else nothing
+    for i, (raw, id_, url, title, score) in enumerate(zip(texts, ids, urls, titles, scores, strict=True)):
+        text, repaired = ("", False) if raw is None else repair(raw)
+        yield Document(
+            row=first_row + i,
+            id=_plain(id_) or f"{path.name}#{first_row + i}",
+            url=_plain(url),
+            text=nfc(text),
+            title=_plain(title),
+            score=score,
+            defect="null_text" if raw is None else "",
+            repaired=repaired,
+        )
+
+
+def _answer_fields(path: Path, kind: Any) -> None:
+    if pa.types.is_null(kind):
+        return
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not (pa.types.is_struct(kind.value_type) or pa.types.is_null(kind.value_type)):
+        raise SourceError(f"{path}: column 'answers' is of type {kind}, not a list of structs. Replace the file.")
+    present = [] if pa.types.is_null(kind.value_type) else [field.name for field in kind.value_type]
+    missing = [name for name in ANSWER_FIELDS if name not in present]
+    if missing and present:
+        raise SourceError(
+            f"{path}: column 'answers' lacks the field {missing[0]!r}; it has {', '.join(present)}. Replace the file."
+        )
+
+
+def _answers(path: Path, array: Any) -> list[list[Answer]]:
+    """The answers of each row of a batch; null lists and null elements are left out."""
+    _answer_fields(path, array.type)
+    if pa.types.is_null(array.type) or pa.types.is_null(array.type.value_type):
+        return [[] for _ in range(len(array))]
+    rows = pc.list_parent_indices(array).to_pylist()
+    values = pc.list_flatten(array)
+    ids, scores, chosen, texts = (pc.struct_field(values, name) for name in ANSWER_FIELDS)
+    found: list[list[Answer]] = [[] for _ in range(len(array))]
+    flat = zip(
+        rows,
+        ids.to_pylist(),
+        _floats(path, "answers.pm_score", scores),
+        chosen.to_pylist(),
+        _strings(path, "answers.text", texts),
+        strict=True,
+    )
+    for row, id_, score, selected, raw in flat:
+        if raw is not None:
+            text, repaired = repair(raw)
+            found[row].append(Answer(id=id_, score=score, selected=selected, html=text, repaired=repaired))
+    return found
+
+
+def _questions(path: Path, columns: dict[str, Any], first_row: int) -> Iterator[Document]:
+    names = COLUMNS["stackexchange"]
+    questions = _strings(path, names.text, columns[names.text])
+    answers = _answers(path, columns["answers"])
+    ids = _strings(path, names.id, columns[names.id]) if names.id in columns else [None] * len(questions)
+    urls: list[Any] = columns[names.url].to_pylist() if names.url in columns else [None] * len(questions)
+    for i, (raw, id_, url, candidates) in enumerate(zip(questions, ids, urls, answers, strict=True)):
+        question, repaired = ("", False) if raw is None else repair(raw)
+        text, answer = compose(question, candidates)
+        defect = "null_text" if raw is None else "" if text else "no_answer" if answer is None else "blank"
+        address = url[0] if isinstance(url, list) and url else url
+        yield Document(
+            row=first_row + i,
+            id=_plain(id_) or f"{path.name}#{first_row + i}",
+            url=address if isinstance(address, str) else "",
+            text=nfc(text),
+            defect=defect,
+            repaired=repaired or (answer is not None and answer.repaired),
+        )

@@ -1,0 +1,203 @@
+"""The source lock: which files a corpus is made from, in which order, with which hashes.
+
+A local folder holds `<source>.parquet`, or `<source>/` with parquet files at any depth (a hyphen
+for the underscore is fine). Each file gets a five-digit key, its place in a seeded order that goes
+round the folders, so that any first part of it represents them all. `sources.lock.json` says
+nothing of where the folder lies, so that equal files give an equal lock on every machine; that is
+kept in `raw/origin.json`. Costs one read of every file, to hash it.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from model.errors import CorpusError, SourceError
+from model.files import read_json, sha256_file, write_json
+from rqwen3_pipeline.corpus.documents import check_file
+from rqwen3_pipeline.corpus.sources import CorpusConfig
+from rqwen3_pipeline.corpus.stamps import sweep
+from rqwen3_pipeline.settings import RunRoot
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedFile:
+    """One raw file."""
+
+    key: str
+    """Five digits: its place in the source's order, and its name in every later stage."""
+    path: str
+    """Below the folder it comes from."""
+    name: str
+    """Below `raw/<source>/`: the path with `/` written as `__`."""
+    size_bytes: int
+    """Its size."""
+    sha256: str
+    """Of its bytes."""
+    rows: int
+    """Rows by the parquet footer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lock:
+    """All files of a corpus, by source."""
+
+    sources: dict[str, tuple[LockedFile, ...]]
+    """In the order of the keys."""
+    sha256: str
+    """Of `sources.lock.json`."""
+    origin: Path | None
+    """The folder the files were locked in; None where that is not known any more."""
+
+    def files(self, source: str) -> tuple[LockedFile, ...]:
+        """A source's files, in the order of their keys.
+
+        Raises:
+            CorpusError: the lock has no such source.
+        """
+        if source not in self.sources:
+            raise CorpusError(f"the lock has no source {source!r}. Lock it: rqwen3 sources lock --folder FOLDER")
+        return self.sources[source]
+
+    def file(self, source: str, key: str) -> LockedFile:
+        """One file by its key.
+
+        Raises:
+            CorpusError: there is none.
+        """
+        for file in self.files(source):
+            if file.key == key:
+                return file
+        raise CorpusError(f"the lock has no file {key!r} of {source}; it has {len(self.files(source))} files")
+
+
+def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
+    """Lock every configured source's files in a local folder.
+
+    Locking the same files again writes nothing.
+
+    Raises:
+        SourceError: a source is missing or there twice, two files would get one name, or a file is no
+            whole parquet file or lacks a column; the message names the file.
+    """
+    folder = folder.resolve()
+    if not folder.is_dir():
+        raise SourceError(f"{folder}: no such folder. Name the folder that holds the sources' parquet files.")
+    for path in (root.lock, _origin_path(root)):
+        sweep(path)
+    sources = {name: _lock_source(config, folder, name) for name in config.sources}
+    content = {
+        "format_version": FORMAT_VERSION,
+        "origin": "folder",
+        "seed": config.lock_seed,
+        "sources": {name: {"files": [asdict(file) for file in files]} for name, files in sources.items()},
+    }
+    _write_if_changed(_origin_path(root), {"folder": str(folder)})
+    if _write_if_changed(root.lock, content):
+        for name, files in sources.items():
+            _remove_unlocked(root, name, {file.key for file in files})
+    return read_lock(root)
+
+
+def read_lock(root: RunRoot) -> Lock:
+    """Read `sources.lock.json`.
+
+    Raises:
+        CorpusError: it is missing, damaged, or of another format version.
+    """
+    path = root.lock
+    if not path.exists():
+        raise CorpusError(f"{path}: no source lock. Make it: rqwen3 sources lock --folder FOLDER")
+    content: Any = read_json(path)
+    data = cast(dict[str, Any], content) if isinstance(content, dict) else {}
+    again = "Lock the sources again: rqwen3 sources lock --folder FOLDER"
+    if data.get("format_version") != FORMAT_VERSION:
+        raise CorpusError(f"{path}: not a lock of format version {FORMAT_VERSION}. {again}")
+    try:
+        entries: dict[str, Any] = data["sources"]
+        sources = {name: tuple(LockedFile(**file) for file in entry["files"]) for name, entry in entries.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CorpusError(f"{path}: an entry is not as it should be ({error}). {again}") from error
+    origin = _origin_path(root)
+    folder = Path(read_json(origin)["folder"]) if origin.exists() else None
+    return Lock(sources=sources, sha256=sha256_file(path), origin=folder)
+
+
+def _origin_path(root: RunRoot) -> Path:
+    return root.path / "raw" / "origin.json"
+
+
+def _write_if_changed(path: Path, content: Any) -> bool:
+    changed = not path.exists() or read_json(path) != content
+    if changed:
+        write_json(path, content)
+    return changed
+
+
+def _remove_unlocked(root: RunRoot, source: str, keys: set[str]) -> None:
+    """Delete what an earlier lock's stages made of files that are not locked any more; raw files stay."""
+    places = [root.filtered(source, "x").parent, root.digests(source, "x").parent, root.survivors(source, "x").parent]
+    made = [(path, path.name[:5]) for place in places for path in place.glob("[0-9]*.*")]
+    for place in (root.tokens, root.heldout):
+        made += [(path, path.name[len(source) + 1 :][:5]) for path in place.glob(f"{source}-[0-9]*.*")]
+    for path, key in made:
+        if key not in keys:
+            path.unlink(missing_ok=True)
+
+
+def _lock_source(config: CorpusConfig, folder: Path, source: str) -> tuple[LockedFile, ...]:
+    paths = _find(folder, source)
+    names: dict[str, str] = {}
+    for path in paths:
+        name = path.replace("/", "__")
+        if name in names:
+            raise SourceError(
+                f"{folder / path} and {folder / names[name]} would both be raw/{source}/{name}. Rename one of them."
+            )
+        names[name] = path
+    rows = {path: check_file(folder / path, source, config) for path in paths}
+    return tuple(
+        LockedFile(
+            key=f"{index:05d}",
+            path=path,
+            name=path.replace("/", "__"),
+            size_bytes=(folder / path).stat().st_size,
+            sha256=sha256_file(folder / path),
+            rows=rows[path],
+        )
+        for index, path in enumerate(seeded_order(paths, config.lock_seed))
+    )
+
+
+def _find(folder: Path, source: str) -> list[str]:
+    stems = dict.fromkeys((source, source.replace("_", "-")))
+    places = [folder / name for stem in stems for name in (f"{stem}.parquet", stem)]
+    found = [place for place in places if (place.is_file() if place.suffix else place.is_dir())]
+    if not found:
+        raise SourceError(f"{folder}: no {source}.parquet and no folder {source}/. Add it, or remove [data.{source}].")
+    if len(found) > 1:
+        both = " and ".join(place.name for place in found)
+        raise SourceError(f"{folder}: {both} are both there; which one is {source}? Remove or rename one.")
+    place = found[0]
+    files = [place] if place.is_file() else sorted(place.rglob("*.parquet"))
+    paths = [file.relative_to(folder).as_posix() for file in files if file.is_file()]
+    paths = [path for path in paths if not any(part.startswith(".") for part in path.split("/"))]
+    if not paths:
+        raise SourceError(f"{place}: holds no .parquet file. Add some, or remove [data.{source}].")
+    return paths
+
+
+def seeded_order(paths: list[str], seed: int) -> list[str]:
+    """Order files by seed, going round their folders; the order in which they are listed is no matter."""
+
+    def rank(name: str) -> tuple[bytes, str]:
+        return hashlib.sha256(f"{seed}/{name}".encode()).digest(), name
+
+    folders: dict[str, list[str]] = {}
+    for path in paths:
+        folders.setdefault(path.rpartition("/")[0], []).append(path)
+    queues = [sorted(folders[folder], key=rank) for folder in sorted(folders, key=rank)]
+    rounds = max((len(queue) for queue in queues), default=0)
+    return [queue[i] for i in range(rounds) for queue in queues if i < len(queue)]

@@ -1,0 +1,245 @@
+"""StackExchange: which answer belongs to a question, and HTML to text with code and LaTeX intact.
+
+The answer: one that has text; the asker's choice first, then the highest `pm_score` (none is the
+lowest), then the lowest answer id. The order of the list never matters. The text: a walk over
+selectolax's tree, block by block; `pre` becomes a fenced block to the letter, formulas keep their
+spacing, entities are unescaped once by the parser, pictures and addresses go. The walk is a loop,
+so that deep nesting can't exhaust the stack. Costs one parse of the question and of one answer.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+_BLOCK_TAGS = """address article aside blockquote body center dd details div dl dt fieldset figcaption figure footer
+form h1 h2 h3 h4 h5 h6 header hr html li main nav ol p pre section summary table tbody tfoot thead tr ul"""
+_SKIPPED_TAGS = "head script style template title img noscript iframe svg -comment !doctype"
+_BLOCKS, _SKIPPED = frozenset(_BLOCK_TAGS.split()), frozenset(_SKIPPED_TAGS.split())
+_SPACE = re.compile(r"[ \t\n\r\f]+")
+_FORMULA = re.compile(
+    r"(\$\$.{1,4000}?\$\$|\\begin\{(\w{1,20}\*?)\}.{1,4000}?\\end\{\2\}"
+    r"|\\\[.{1,4000}?\\\]|\\\(.{1,4000}?\\\)|\$[^$]{1,4000}\$)",
+    re.DOTALL,
+)
+_MOST_PREFIXES = 16
+_BACKTICKS = re.compile(r"`+")
+_WHOLE_NUMBER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One answer as the file has it; the types drift between files."""
+
+    id: Any
+    """A number, or its digits."""
+    score: float | None
+    """`pm_score`."""
+    selected: Any
+    """A boolean, its name, or 0 and 1."""
+    html: str
+    """Its body."""
+    repaired: bool = False
+    """Whether something in the body became U+FFFD."""
+
+
+def is_selected(value: Any) -> bool:
+    """Whether the asker chose the answer, however the file says so."""
+    return value.strip().lower() in ("true", "1", "yes") if isinstance(value, str) else bool(value)
+
+
+def ranked(answers: Sequence[Answer]) -> list[Answer]:
+    """Answers by the rule, best first, whatever their order."""
+
+    def rank(answer: Answer) -> tuple[bool, float, bool, int, str]:
+        name = str(answer.id).strip()
+        number = int(name) if _WHOLE_NUMBER.fullmatch(name) else None
+        score = float("-inf") if answer.score is None or answer.score != answer.score else answer.score
+        return not is_selected(answer.selected), -score, number is None, number or 0, name + "\0" + answer.html
+
+    return sorted(answers, key=rank)
+
+
+def compose(question_html: str, answers: Sequence[Answer]) -> tuple[str, Answer | None]:
+    """The document: the question's text, a blank line, the text of the best answer that has one.
+
+    Returns:
+        The text, empty where the question or every answer is blank; and the answer, None if none
+        has text.
+    """
+    for answer in ranked(answers):
+        if text := html_to_text(answer.html):
+            question = html_to_text(question_html)
+            return (f"{question}\n\n{text}" if question else ""), answer
+    return "", None
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Collects blocks of text; a block is one paragraph, list item or fence."""
+
+    blocks: list[str] = field(default_factory=list[str])
+    """Finished blocks, each with the line breaks that set it apart."""
+    parts: list[str] = field(default_factory=list[str])
+    """The block being written."""
+    prefixes: list[str] = field(default_factory=list[str])
+    """What begins each line: quote marks, and indentation within lists."""
+    numbers: list[int | None] = field(default_factory=list["int | None"])
+    """Of each open list the next item's number; None where items have none."""
+    bullet: str = ""
+    """Replaces the last prefix in the next block's first line."""
+    tight: bool = False
+    """The next block follows without a blank line, being a list item or a table's row."""
+
+    def inline(self, text: str) -> None:
+        """Text whose runs of white space count as one space, formulas excepted."""
+        pieces = _FORMULA.split(text) if "$" in text or "\\" in text else [text]
+        for index in range(0, len(pieces), 3):
+            plain = _SPACE.sub(" ", pieces[index])
+            if not self.parts or self.parts[-1][-1:] in (" ", "\n"):
+                plain = plain.lstrip(" ")
+            self.verbatim(plain)
+            if index + 1 < len(pieces):
+                self.verbatim(pieces[index + 1])
+
+    def verbatim(self, text: str) -> None:
+        """Text as it is."""
+        if text:
+            self.parts.append(text)
+
+    def end_block(self, fence: bool = False) -> None:
+        """Close the block, if there is anything in it."""
+        whole = "".join(self.parts)
+        self.parts.clear()
+        whole = whole if fence else whole.strip(" \n")
+        if not whole:
+            return
+        rest = "".join(self.prefixes[:_MOST_PREFIXES])
+        first = "".join(self.prefixes[:-1][:_MOST_PREFIXES]) + self.bullet if self.bullet else rest
+        lines = whole.split("\n")
+        block = "\n".join([(first + lines[0]).rstrip(" "), *((rest + line).rstrip(" ") for line in lines[1:])])
+        gap = "" if not self.blocks else "\n" if self.tight else "\n\n"
+        self.blocks.append(gap + block)
+        self.bullet, self.tight = "", False
+
+
+def html_to_text(html: str) -> str:
+    """Turn an HTML body into plain text.
+
+    Paragraphs are set apart by a blank line; list items begin with `- ` or their number, quotations
+    with `> `; `pre` stands between fences, `code` between backticks, a power behind `^`, an index
+    behind `_`.
+    """
+    root = LexborHTMLParser(html).root
+    if root is None:
+        return ""
+    writer = _Writer()
+    for node, entering in _walk(root):
+        tag = node.tag or ""
+        if tag == "-text":
+            writer.inline(node.text_content or "")
+        elif tag == "pre":
+            _write_fence(writer, _content(node))
+        elif tag == "code":
+            _write_code(writer, _content(node))
+        elif tag == "br":
+            writer.verbatim("\n")
+        elif tag in ("sup", "sub") and entering:
+            writer.verbatim("^" if tag == "sup" else "_")
+        elif tag in ("td", "th") and entering and writer.parts:
+            writer.verbatim(" | ")
+        elif tag in _BLOCKS:
+            writer.end_block()
+            _indent(writer, node, tag, entering)
+    writer.end_block()
+    return "".join(writer.blocks).strip("\n")
+
+
+def _walk(root: LexborNode) -> Iterator[tuple[LexborNode, bool]]:
+    """Every node in the order of the text: an element when it begins and when it ends, others once."""
+    stack: list[tuple[LexborNode, bool]] = [(root, True)]
+    while stack:
+        node, entering = stack.pop()
+        tag = node.tag or ""
+        if tag in _SKIPPED:
+            continue
+        yield node, entering
+        if entering and tag not in ("-text", "pre", "code", "br"):
+            stack.append((node, False))
+            child = node.last_child
+            while child is not None:
+                stack.append((child, True))
+                child = child.prev
+
+
+def _indent(writer: _Writer, node: LexborNode, tag: str, entering: bool) -> None:
+    if tag in ("li", "tr"):
+        writer.tight = entering and node.prev is not None and _element_before(node)
+    if tag == "blockquote":
+        writer.prefixes.append("> ") if entering else writer.prefixes.pop()
+    elif tag in ("ol", "ul"):
+        writer.numbers.append(_first_number(node, tag)) if entering else writer.numbers.pop()
+    elif tag == "li" and entering:
+        writer.bullet = _bullet(writer)
+        writer.prefixes.append(" " * len(writer.bullet))
+    elif tag == "li":
+        writer.prefixes.pop()
+        writer.bullet = ""
+
+
+def _element_before(node: LexborNode) -> bool:
+    before = node.prev
+    while before is not None and before.tag == "-text":
+        before = before.prev
+    return before is not None
+
+
+def _first_number(node: LexborNode, tag: str) -> int | None:
+    start = node.attributes.get("start") or "1"
+    if tag == "ul":
+        return None
+    return int(start) if _WHOLE_NUMBER.fullmatch(start) and len(start) < 10 else 1
+
+
+def _bullet(writer: _Writer) -> str:
+    number = writer.numbers[-1] if writer.numbers else None
+    if number is None:
+        return "- "
+    writer.numbers[-1] = number + 1
+    return f"{number}. "
+
+
+def _content(node: LexborNode) -> str:
+    """All text below a node, to the letter, line breaks included."""
+    parts: list[str] = []
+    stack = [node.first_child]
+    while stack:
+        current = stack.pop()
+        if current is None:
+            continue
+        stack.append(current.next)
+        if current.tag == "-text":
+            parts.append(current.text_content or "")
+        elif current.tag == "br":
+            parts.append("\n")
+        else:
+            stack.append(current.first_child)
+    return "".join(parts)
+
+
+def _write_fence(writer: _Writer, code: str) -> None:
+    writer.end_block()
+    code = code.strip("\n")
+    if code.strip():
+        longest = max((len(run) for run in _BACKTICKS.findall(code)), default=0)
+        fence = "`" * max(3, longest + 1)
+        writer.verbatim(f"{fence}\n{code}\n{fence}")
+        writer.end_block(fence=True)
+
+
+def _write_code(writer: _Writer, code: str) -> None:
+    if code.strip():
+        mark = "``" if "`" in code else "`"
+        writer.verbatim(f"{mark}{code}{mark}")

@@ -1,0 +1,283 @@
+"""The tokenizer: pinned by its hash or trained on the corpus, and how it encodes.
+
+Added tokens are stripped from a copy of tokenizer.json before anything is encoded, so that markup in
+a document (`<|endoftext|>`) stays text. The engine is fastokens, some 60 times as fast as its
+oracle, the library `tokenizers`; where fastokens does not take the file, `tokenizers` does the work.
+Loading Qwen3's file costs about three seconds a process; training on 8 million characters, ten.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (pyarrow and fastokens ship no types)
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastokens
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from model.errors import ConfigError, CorpusError, SourceError
+from model.files import sha256_bytes, sha256_file, write_bytes
+from rqwen3_pipeline.corpus.dedup import digest_text, heldout_mask
+from rqwen3_pipeline.corpus.hub import fetch_tokenizer
+from rqwen3_pipeline.corpus.lock import Lock
+from rqwen3_pipeline.corpus.sources import CorpusConfig
+from rqwen3_pipeline.corpus.stamps import (
+    begin,
+    current,
+    input_of,
+    required_stamp,
+    stamp_path,
+    verify_inputs,
+    write_stamp,
+)
+from rqwen3_pipeline.settings import RunRoot
+
+EOS_TOKEN = "<|endoftext|>"
+READ_ROWS = 128
+SAMPLE_CHARS = 8_000_000
+"""Characters that a tokenizer is trained on, divided among the sources by their shares."""
+
+Ids = npt.NDArray[np.uint32]
+
+
+class Encoder:
+    """A tokenizer.json without its added tokens, as engine and as oracle."""
+
+    def __init__(self, data: bytes) -> None:
+        """Load the file's content.
+
+        Raises:
+            CorpusError: it is no tokenizer.json, or has no end-of-text token.
+        """
+        self.sha256: str = sha256_bytes(data)
+        try:
+            whole = Tokenizer.from_str(data.decode("utf-8"))
+            content = json.loads(data)
+        except Exception as error:
+            raise CorpusError(f"tokenizer.json is not readable ({error}). Pin or train it again.") from error
+        eos_id = whole.token_to_id(EOS_TOKEN)
+        if eos_id is None:
+            raise CorpusError(f"tokenizer.json has no token {EOS_TOKEN}, which ends each document. Use another file.")
+        self.eos_id: int = eos_id
+        self.vocab_size: int = 1 + max(whole.get_vocab(with_added_tokens=True).values())
+        plain = json.dumps(content | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None})
+        self._oracle = Tokenizer.from_str(plain)
+        try:
+            self._engine: Any = fastokens.Tokenizer.from_json_str(plain)
+        except Exception:  # whatever it can't take, the oracle can
+            self._engine = None
+
+    @property
+    def engine(self) -> str:
+        """Name of the library that encodes."""
+        return "tokenizers" if self._engine is None else "fastokens"
+
+    def encode(self, texts: list[str]) -> list[Ids]:
+        """The ids of each text, uint32, without an end-of-text id.
+
+        Raises:
+            CorpusError: an id is not below `vocab_size`, or is the end-of-text id.
+        """
+        if self._engine is None:
+            arrays = self.encode_by_oracle(texts)
+        else:
+            flat, offsets = self._engine.encode_batch_flat(texts)
+            ids_, offset_ = np.frombuffer(flat, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(np.int64)
+            arrays = [ids_[offset_[i] : offset_[i + 1]] for i in range(len(texts))]
+        for array in arrays:
+            if array.size and (int(array.max()) >= self.vocab_size or bool((array == self.eos_id).any())):
+                raise CorpusError(
+                    f"{self.engine}: a document got the id {int(array.max())}; ids must be below {self.vocab_size} and "
+                    f"not {self.eos_id}, the end of text. Report this with the tokenizer.json."
+                )
+        return arrays
+
+    def encode_by_oracle(self, texts: list[str]) -> list[Ids]:
+        """The same by the reference library."""
+        encodings = self._oracle.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+@functools.lru_cache(maxsize=2)
+def _encoder_of(path: Path, sha256: str) -> Encoder:
+    data = path.read_bytes()
+    if sha256_bytes(data) != sha256:
+        raise CorpusError(f"{path}: changed while it was read. Run again: rqwen3 corpus build")
+    return Encoder(data)
+
+
+def load_encoder(root: RunRoot) -> Encoder:
+    """The run root's tokenizer; loaded once per process.
+
+    Raises:
+        CorpusError: it is not there, or not usable.
+    """
+    if not root.tokenizer.is_file():
+        raise CorpusError(f"{root.tokenizer}: no tokenizer yet. Make it: rqwen3 corpus build")
+    return _encoder_of(root.tokenizer, sha256_file(root.tokenizer))
+
+
+def pin_tokenizer(root: RunRoot, config: CorpusConfig, file: Path | None, rebuild: bool = False) -> dict[str, Any]:
+    """Copy a tokenizer.json into the run root, if it is the one that the configuration pins.
+
+    Args:
+        root: the run root.
+        config: what the corpus is made of.
+        file: the tokenizer.json; None takes it from the Hub or the Hub client's cache.
+        rebuild: replace one that other settings made.
+
+    Returns:
+        The report: `kind`, `sha256`, `vocab_size`, `eos_id`, `engine`.
+
+    Raises:
+        SourceError: there is no such file and the Hub can't be reached, or its SHA-256 is another.
+        ConfigError: it has more ids than the model's embedding has rows.
+    """
+    expected, settings = config.tokenizer.pinned_sha256, config.settings_for("tokenizer")
+    inputs = {"tokenizer.json as pinned": expected}
+    stamp = current(root, stamp_path(root.tokenizer), settings, inputs, rebuild)
+    if stamp is not None:
+        return stamp.report
+    if file is None:
+        file = fetch_tokenizer()
+    if not file.is_file():
+        raise SourceError(
+            f"{file}: no such file; this profile pins a tokenizer.json with SHA-256 {expected[:12]}…. "
+            "Name it: make demo SAMPLES=DIR TOKENIZER=FILE, or rqwen3 run --tokenizer FILE"
+        )
+    data = file.read_bytes()
+    if (seen := sha256_bytes(data)) != expected:
+        raise SourceError(
+            f"{file}: SHA-256 is {seen}, data.tokenizer.sha256 pins {expected}. Use the pinned file, or pin this one."
+        )
+    return _install(root, config, data, settings, inputs, {})
+
+
+def _install(
+    root: RunRoot,
+    config: CorpusConfig,
+    data: bytes,
+    settings: dict[str, Any],
+    inputs: dict[str, str],
+    report: dict[str, Any],
+) -> dict[str, Any]:
+    encoder = Encoder(data)
+    if encoder.vocab_size > config.embedding_rows:
+        raise ConfigError(
+            f"the tokenizer has {encoder.vocab_size} ids, model.vocab_size = {config.embedding_rows}: "
+            f"raise model.vocab_size to at least {encoder.vocab_size}, or use a smaller tokenizer"
+        )
+    begin(stamp_path(root.tokenizer), root.tokenizer)
+    write_bytes(root.tokenizer, data)
+    facts: dict[str, Any] = {"kind": config.tokenizer.kind, "sha256": encoder.sha256}
+    facts |= {"vocab_size": encoder.vocab_size, "eos_id": encoder.eos_id, "engine": encoder.engine}
+    stamp = write_stamp(
+        root,
+        stamp_path(root.tokenizer),
+        stage="tokenizer",
+        settings=settings,
+        inputs=inputs,
+        outputs=[root.tokenizer],
+        report=facts | report,
+    )
+    return stamp.report
+
+
+def train_tokenizer(root: RunRoot, config: CorpusConfig, lock: Lock, rebuild: bool = False) -> dict[str, Any]:
+    """Train a byte-level BPE on a sample of the filtered documents, without the held-out ones.
+
+    The sample takes each source's documents in (lock order, row) until its share of `SAMPLE_CHARS` is
+    full, so that the same files give the same tokenizer.
+
+    Returns:
+        The report: as `pin_tokenizer`, and `sample_documents`, `sample_chars`.
+
+    Raises:
+        CorpusError: a filtered file is missing or damaged.
+        ConfigError: the sample gives more ids than the model's embedding has rows.
+    """
+    settings, inputs = config.settings_for("tokenizer"), tokenizer_inputs(root, config, lock)
+    stamp = current(root, stamp_path(root.tokenizer), settings, inputs, rebuild)
+    if stamp is not None:
+        return stamp.report
+    if config.tokenizer.vocab_size is None:
+        raise ConfigError('data.tokenizer.kind is not "train"; pin a file instead')
+    verify_inputs(root, inputs)
+    counts = {"sample_documents": 0, "sample_chars": 0}
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue] a property of the library
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.tokenizer.vocab_size - 1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_sample(root, config, lock, counts), trainer=trainer)
+    tokenizer.add_special_tokens([EOS_TOKEN])
+    return _install(root, config, tokenizer.to_str().encode("utf-8"), settings, inputs, counts)
+
+
+def _allowances(config: CorpusConfig) -> dict[str, int]:
+    whole = sum(source.share for source in config.sources.values())
+    return {name: max(1, int(SAMPLE_CHARS * source.share / whole)) for name, source in config.sources.items()}
+
+
+def tokenizer_inputs(root: RunRoot, config: CorpusConfig, lock: Lock) -> dict[str, str]:
+    """The filtered files that a trained tokenizer's sample comes from.
+
+    Raises:
+        CorpusError: one of them is not made yet.
+    """
+    inputs: dict[str, str] = {}
+    for source, allowance in _allowances(config).items():
+        chars = 0
+        for file in lock.files(source):
+            if chars >= 2 * allowance:
+                break  # at most half of the documents are held out, so the files so far fill the sample
+            path = root.filtered(source, file.key)
+            stamp = required_stamp(stamp_path(path), str(path))
+            inputs |= input_of(root, stamp, path)
+            chars += stamp.report["kept_chars"]
+    return inputs
+
+
+def _sample(root: RunRoot, config: CorpusConfig, lock: Lock, counts: dict[str, int]) -> Iterator[str]:
+    inputs = tokenizer_inputs(root, config, lock)
+    for source, allowance in _allowances(config).items():
+        paths = [root.filtered(source, file.key) for file in lock.files(source)]
+        used = [path for path in paths if path.relative_to(root.path).as_posix() in inputs]
+        chars = 0
+        for text in (text for path in used for text in _texts(path)):
+            digest_ = np.frombuffer(digest_text(text), dtype=np.uint8).reshape(1, -1)
+            if heldout_mask(digest_, config.heldout_one_in)[0]:
+                continue
+            if chars >= allowance:
+                break
+            chars += len(text)
+            counts["sample_documents"] += 1
+            counts["sample_chars"] += len(text)
+            yield text
+
+
+def _texts(path: Path) -> Iterator[str]:
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        for batch in file.iter_batches(batch_size=READ_ROWS, columns=["text"], use_threads=False):
+            yield from batch.column("text").to_pylist()
+
+
+def make_tokenizer(
+    root: RunRoot, config: CorpusConfig, lock: Lock, file: Path | None, rebuild: bool = False
+) -> dict[str, Any]:
+    """Pin or train, as the configuration says."""
+    if config.tokenizer.kind == "pinned":
+        return pin_tokenizer(root, config, file, rebuild)
+    return train_tokenizer(root, config, lock, rebuild)

@@ -1,0 +1,217 @@
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from model.errors import CorpusError
+from rqwen3_pipeline.corpus.build import STAGES, build_corpus, items_of, pending, run_stage
+from rqwen3_pipeline.corpus.lock import lock_folder
+from rqwen3_pipeline.corpus.pieces import Task
+from rqwen3_pipeline.corpus.workers import Pool
+from rqwen3_pipeline.settings import SOURCES, RunRoot
+
+from .made import prose, tree, write
+
+BUILD = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from made import run_config
+from rqwen3_pipeline.corpus.build import build_corpus
+from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.settings import RunRoot
+
+if __name__ == "__main__":
+    def told(outcome):
+        print(outcome.stage, outcome.source, outcome.key, flush=True)
+    run = run_config()
+    root, folder, count = RunRoot(Path(sys.argv[2])), Path(sys.argv[3]), int(sys.argv[4])
+    build_corpus(root, corpus_config(run), run.training, folder, workers=count, progress=told)
+    print("done", flush=True)
+"""
+
+
+def start(root: Path, folder: Path, workers: int) -> subprocess.Popen[str]:
+    script = root.parent / "build.py"
+    script.write_text(BUILD)
+    command = [sys.executable, str(script), os.path.dirname(__file__), str(root), str(folder), str(workers)]  # noqa: PTH120
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(clean):
+    """The files of a build in one process that nothing disturbed."""
+    return tree(clean[0])
+
+
+def test_build_with_two_workers_gives_the_same_bytes(root, config, training, folder, undisturbed):
+    heard = []
+    build_corpus(root, config, training, folder, workers=2, progress=heard.append)
+    assert tree(root) == undisturbed
+    lock = lock_folder(root, config, folder)
+    wanted = [(stage, *item) for stage in STAGES[:-1] for item in items_of(stage, config, lock)]
+    assert sorted((o.stage, o.source, o.key) for o in heard) == sorted(wanted)
+    assert not any(o.error or o.skipped for o in heard)
+
+
+@pytest.mark.parametrize(("workers", "lines"), [(1, 12), (1, 31), (2, 20)])
+def test_build_killed_and_run_again_gives_the_same_bytes(
+    tmp_path, config, training, folder, undisturbed, workers, lines
+):
+    root = RunRoot(tmp_path / "root")
+    child = start(root.path, folder, workers)
+    assert child.stdout is not None
+    for _ in range(lines):
+        assert child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.read()  # at its end only when the workers are gone too
+    child.stdout.close()
+    build_corpus(root, config, training, folder)
+    assert tree(root) == undisturbed
+
+
+def test_build_killed_inside_every_kind_of_write_gives_the_same_bytes(
+    root, config, training, folder, undisturbed, monkeypatch
+):
+    """Stop where a file is about to get its final name, at each of them in turn, as a kill would."""
+    import model.files as files
+    from rqwen3_pipeline.corpus import shards
+
+    class Killed(BaseException):
+        pass
+
+    honest = files.commit
+    allowed = 0
+
+    def stingy(temporary, path):
+        nonlocal allowed
+        if allowed == 0:
+            shutil.copy(temporary, temporary.with_name(f".{path.name}.1.tmp"))
+            raise Killed
+        allowed -= 1
+        honest(temporary, path)
+
+    monkeypatch.setattr(files, "commit", stingy)
+    monkeypatch.setattr(shards, "commit", stingy)
+    kills = 0
+    while True:
+        allowed = 3 + 4 * kills
+        try:
+            build_corpus(root, config, training, folder)
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 8
+    assert tree(root) == undisturbed
+
+
+def test_pending_follows_the_stages(root, config, folder):
+    lock = lock_folder(root, config, folder)
+    assert pending("raw", root, config, lock, "fineweb_edu") == ["00000", "00001"]
+    assert pending("tokens", root, config, lock, "fineweb_edu") == ["00000", "00001"]
+    run_stage("raw", root, config, lock, [("fineweb_edu", "00001")])
+    assert pending("raw", root, config, lock, "fineweb_edu") == ["00000"]
+    assert pending("survivors", root, config, lock, "fineweb_edu") == ["all"]
+    assert pending("survivors", root, config, lock, "wikipedia_fineweb_edu") == ["all"]
+
+
+def test_pending_after_a_build_is_nothing_and_after_a_lost_file_that_file(root, config, folder, built):
+    lock = lock_folder(root, config, folder)
+    assert not any(pending(stage, root, config, lock, source) for stage in STAGES[:-1] for source in SOURCES)
+    root.digests("fineweb_edu", "00001").unlink()
+    assert pending("digests", root, config, lock, "fineweb_edu") == ["00001"]
+    assert pending("digests", root, config, lock, "pes2o") == []
+
+
+def test_build_with_a_bad_file_does_the_others_and_names_it(root, config, training, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "bad")
+    path = tmp_path / "bad" / "fineweb-edu" / "b.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:2000] = bytes(1996)
+    path.write_bytes(bytes(data))
+    heard = []
+    with pytest.raises(
+        CorpusError, match=r"(?s)1 pieces .*filtered fineweb_edu/\d+: .*fineweb-edu__b\.parquet: damaged"
+    ):
+        build_corpus(root, config, training, tmp_path / "bad", progress=heard.append)
+    done = {(o.stage, o.source) for o in heard if not o.error}
+    assert ("survivors", "pes2o") in done
+    assert ("survivors", "wikipedia_fineweb_edu") not in done
+    assert not root.manifest.exists()
+    shutil.copytree(folder, tmp_path / "bad", dirs_exist_ok=True)
+    heard.clear()
+    build_corpus(root, config, training, tmp_path / "bad", progress=heard.append)
+    assert {o.source for o in heard if o.stage == "raw" and not o.skipped} == {"fineweb_edu"}
+
+
+def test_build_after_a_raw_file_changed_makes_again_what_depends_on_it(root, config, training, folder, tmp_path, built):
+    shutil.copytree(folder, tmp_path / "old")
+    write(tmp_path / "old" / "pes2o.parquet", [{"content": prose(8000 + i, 300)} for i in range(30)])
+    heard = []
+    build_corpus(root, config, training, tmp_path / "old", progress=heard.append)
+    again = {(o.stage, o.source) for o in heard if not o.skipped}
+    assert {
+        ("raw", "pes2o"),
+        ("filtered", "pes2o"),
+        ("digests", "pes2o"),
+        ("survivors", "pes2o"),
+        ("tokens", "pes2o"),
+    } <= again
+    assert not {source for stage, source in again if stage != "tokens"} - {"pes2o"}
+    fresh = RunRoot(tmp_path / "fresh")
+    build_corpus(fresh, config, training, tmp_path / "old")
+    assert tree(fresh) == tree(root)
+
+
+def test_build_with_other_settings_is_refused_and_rebuilt_on_demand(root, make_config, training, folder, built):
+    other = make_config(textbooks={"min_chars": 10_000}, min_share_kept=1e-9)
+    with pytest.raises(CorpusError, match=r"filtered textbooks/00000: .*min_chars = 100, now min_chars = 10000"):
+        build_corpus(root, other, training, folder)
+    looser = make_config(textbooks={"min_chars": 200})
+    build_corpus(root, looser, training, folder, rebuild=True)
+    assert json.loads(root.manifest.read_text())["settings"]["filtered"]["textbooks"]["min_chars"] == 200
+
+
+def test_killed_workers_cost_their_pieces_and_no_others(root, config, folder):
+    lock = lock_folder(root, config, folder)
+    pipes = [root.raw(source, f"{source}.stamp.json") for source in ("pes2o", "textbooks")]
+    for pipe in pipes:
+        pipe.parent.mkdir(parents=True)
+
+    def kill():
+        for pipe in pipes:  # whoever reads this stamp waits for a writer, and opening succeeds when somebody does
+            while True:
+                try:
+                    os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                    break
+                except OSError:
+                    time.sleep(0.05)
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGKILL)
+
+    items = sorted(items_of("raw", config, lock), key=lambda item: item[0] not in ("pes2o", "textbooks"))
+    killer = threading.Thread(target=kill)
+    task = Task(stage="raw", root=root.path, config=config, lock=lock, rebuild=False)
+    outcomes = []
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    killer.start()
+    with Pool(2) as pool:
+        pool.run(task, items, outcomes.append)
+    killer.join()
+    assert {o.source: "signal 9" in o.error for o in outcomes if o.error} == {"pes2o": True, "textbooks": True}
+    assert len(outcomes) == len(items)
+
+
+def test_run_stage_of_no_stage_is_refused(root, config, folder):
+    with pytest.raises(ValueError, match="no stage of pieces"):
+        run_stage("manifest", root, config, lock_folder(root, config, folder), [])
