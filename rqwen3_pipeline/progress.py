@@ -1,6 +1,7 @@
 """Progress for a person: bars on a terminal, plain lines in a log.
 
-A log gets a line when a tenth more is done or half a minute has passed, never a carriage return.
+A log gets a line when a tenth more is done, at most every two seconds, when half a minute has passed
+without one, and at the end; never a carriage return.
 """
 
 import sys
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 LINE_EVERY_S = 30.0
+LINE_AT_MOST_EVERY_S = 2.0
 
 
 class Progress:
@@ -33,7 +35,9 @@ class Progress:
             self._bar.update(advance)
             return
         tenth = 10 * done // self.total if self.total else 10
-        if tenth > self._last_tenth or time.monotonic() - self._last_line > LINE_EVERY_S:
+        silent_s = time.monotonic() - self._last_line
+        due = silent_s > (LINE_AT_MOST_EVERY_S if tenth > self._last_tenth else LINE_EVERY_S)
+        if due or self.done == self.total:
             self._last_tenth, self._last_line = tenth, time.monotonic()
             self._line()
 

@@ -4,6 +4,7 @@ Nothing here imports torch. A submission is one process of `model.pretrain`; wha
 read back from the ledger and the metrics that it wrote, which stay true when this process is gone.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,24 +215,35 @@ def _pretrain_arguments(root: RunRoot, run: RunConfig, config_path: Path) -> lis
 
 
 class _Watch:
-    """Follows `metrics.jsonl` while the trainer writes it."""
+    """Follows `metrics.jsonl` while the trainer writes it, reading only what is new."""
 
     def __init__(
         self, metrics: Path, progress: Progress, say: Callable[[str], None] | None, say_every_s: float
     ) -> None:
         self._metrics, self._progress, self._say, self._say_every_s = metrics, progress, say, say_every_s
         self._said = 0.0
+        self._read_bytes = metrics.stat().st_size if metrics.exists() else 0
 
     def look(self) -> None:
         """Pass on the newest training point, if there is one."""
-        points = [point for point in read_jsonl(self._metrics) if point["kind"] == "train"]
-        if not points or points[-1]["step"] == self._progress.done:
+        points = [point for point in self._new_records() if point["kind"] == "train"]
+        if not points:
             return
         point = points[-1]
-        self._progress.to(point["step"], f"loss {point['loss']:.3f}, {point['tokens_per_s']:,.0f} tokens/s")
+        loss = "not finite" if point["loss"] is None else f"{point['loss']:.4f}"
+        self._progress.to(point["step"], f"loss {loss}, {point['tokens_per_s']:,.0f} tokens/s")
         if self._say is not None and time.monotonic() - self._said > self._say_every_s:
             self._said = time.monotonic()
-            self._say(f"step {point['step']:,}: loss {point['loss']:.4f}, {point['tokens_per_s']:,.0f} tokens/s")
+            self._say(f"step {point['step']:,}: loss {loss}, {point['tokens_per_s']:,.0f} tokens/s")
+
+    def _new_records(self) -> list[dict[str, Any]]:
+        if not self._metrics.exists():
+            return []
+        with self._metrics.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
 
 
 def last_losses(folder: Path) -> dict[str, Any]:
