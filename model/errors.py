@@ -29,6 +29,10 @@ class CheckpointError(RQwen3Error):
     """A checkpoint or an export can't be written, read, or trusted."""
 
 
+class TrainingError(RQwen3Error):
+    """The training itself went wrong: its numbers are no longer finite."""
+
+
 class DiskSpaceError(RQwen3Error):
     """A file system has less free space than the next step will write."""
 

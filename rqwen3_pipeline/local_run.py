@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from model.errors import RQwen3Error
-from model.files import hold_lock
+from model.files import hold_lock, require_free_bytes
 from rqwen3_pipeline import training
 from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
 from rqwen3_pipeline.assets.sources import register_partitions
@@ -26,6 +26,7 @@ from rqwen3_pipeline.settings import Settings
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 MAX_SUBMISSIONS = 50
+LEAST_FREE_BYTES = 1 << 30
 
 
 class StageFailedError(RQwen3Error):
@@ -117,12 +118,14 @@ def run_all(settings: Settings) -> LocalRun:
     """Run every stage that is not done yet, from the source lock to the evidence report.
 
     Raises:
+        DiskSpaceError: there is less than a gigabyte; preflight asks for what the checkpoints take.
         LockHeldError: another process runs in the same run root.
         StageFailedError: a stage failed; what was finished stays, and a second call goes on from it.
         RQwen3Error: configuration, environment or input can't be used.
     """
     here = Pipeline(settings)
     _check_configuration(here)
+    require_free_bytes(here.root.path, LEAST_FREE_BYTES, "a run from the sources to the report")
     with hold_lock(here.root.path / ".run.lock", "rqwen3 run"):
         instance = open_instance(here.root)
         fail_orphans(instance)
@@ -239,8 +242,10 @@ def _reasons(result: dg.ExecuteInProcessResult) -> str:
             while error is not None and error.cause is not None:
                 error = error.cause
             reasons.append(error.message.strip() if error is not None else event.message or "")
-        if event.event_type_value == "ASSET_CHECK_EVALUATION" and not event.asset_check_evaluation_data.passed:
-            reasons.append(event.message or "a check failed")
+        if event.event_type_value == "ASSET_CHECK_EVALUATION":
+            check = event.asset_check_evaluation_data
+            if not check.passed and check.severity == dg.AssetCheckSeverity.ERROR:
+                reasons.append(f"{check.asset_key.to_user_string()}, {check.check_name}: {check.description}")
     return "\n".join(reasons)
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from model.errors import RQwen3Error
 
 TAIL_LINES = 20
-CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that spin while they wait make torch several times slower on cores that others use too."""
 
 
 class ProgramFailedError(RQwen3Error):
@@ -59,7 +57,7 @@ def run_program(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**CHILD_ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         try:
             while True:

@@ -322,6 +322,8 @@ def steps_by_submission(records: list[dict[str, Any]], max_steps: int) -> tuple[
     problems: list[str] = []
     reached = 0
     for record in records:
+        if record["from_step"] is None:  # it ended before it had loaded anything
+            continue
         names = ("submission", "attempt", "from_step", "saved_step", "lost_steps")
         steps.append({name: int(record[name] or 0) for name in names})
         if record["from_step"] != reached:

@@ -16,7 +16,9 @@ def shards_match_manifest() -> dg.AssetCheckResult:
 
     here = pipeline()
     problems = verify_shards(here.root)
-    return dg.AssetCheckResult(passed=not problems, metadata={"problems": dg.MetadataValue.json(problems)})
+    return dg.AssetCheckResult(
+        passed=not problems, description="; ".join(problems), metadata={"problems": dg.MetadataValue.json(problems)}
+    )
 
 
 @dg.asset_check(
@@ -52,6 +54,7 @@ def every_step_once() -> dg.AssetCheckResult:
     steps, problems = steps_by_submission(ledger(here.root, here.run.name), here.run.training.max_steps)
     return dg.AssetCheckResult(
         passed=not problems,
+        description="; ".join(problems),
         metadata={"steps": dg.MetadataValue.json(steps), "problems": dg.MetadataValue.json(problems)},
     )
 

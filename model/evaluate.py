@@ -1,0 +1,209 @@
+"""Evaluate a checkpoint: cloze questions and held-out bits per byte, per source, into one JSON file.
+
+The questions are scored through lm-evaluation-harness where it is installed, else by our own code of
+the same definitions; the file says which. A score that is no finite number is null with a reason.
+Costs one forward pass per choice, and one over at most `eval_max_tokens` held-out tokens per source.
+
+    python -m model.evaluate --checkpoint FILE --config FILE --manifest FILE --items cloze.jsonl --out scores.json
+"""
+
+import argparse
+import importlib.util
+import math
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.bits_per_byte import heldout_scores, heldout_streams
+from model.checkpoint import load, load_model
+from model.config import RunConfig, load_run_config
+from model.errors import ConfigError, EnvironmentProblem, RQwen3Error
+from model.files import sha256_file, write_json
+from model.likelihood import plain_tokenizer, read_items, score_cloze
+from model.rqwen3 import RQwen3
+from model.shard_format import Manifest, read_manifest
+
+FORMAT_VERSION = 1
+OWN_ENGINE_VERSION = "1"
+ENGINES = ("auto", "harness", "own")
+TASK = "heldout_cloze"
+PACKAGES = ("torch", "tokenizers", "numpy", "lm_eval", "datasets", "transformers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What is evaluated, and how."""
+
+    checkpoint: Path
+    """The `.pt` file; its sidecar is checked where there is one."""
+    config: Path
+    """The run's TOML file."""
+    manifest: Path
+    """The corpus with its held-out shards and its tokenizer."""
+    items: Path
+    """The cloze questions."""
+    engine: str = "auto"
+    """`harness`, `own`, or `auto`: the harness where it is installed."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, or `auto`: CUDA where there is one."""
+    batch: int = 8
+    """Sequences per forward pass."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"--engine = {self.engine!r} is none of {', '.join(ENGINES)}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"--device = {self.device!r} is none of auto, cpu, cuda")
+        if self.batch < 1:
+            raise ConfigError(f"--batch = {self.batch} must be at least 1")
+
+
+def evaluate(inputs: Inputs) -> dict[str, Any]:
+    """Score a checkpoint; returns what `scores.json` holds, every number of it finite.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or does not fit the configuration.
+        ConfigError: the configuration or a flag is not usable.
+        CorpusError: manifest, held-out shards, tokenizer or questions are missing or damaged.
+        EnvironmentProblem: the harness or the device that was asked for is not there.
+    """
+    engine = choose_engine(inputs.engine)
+    device = _device(inputs.device)
+    run = load_run_config(inputs.config)
+    manifest = read_manifest(inputs.manifest)
+    items = read_items(inputs.items)
+    tokenizer = plain_tokenizer(manifest.root / manifest.tokenizer_path)
+    model = load_model(inputs.checkpoint, run.model, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        if engine == "harness":
+            _go_offline()
+            from model.harness import score_cloze_with_harness
+
+            cloze = score_cloze_with_harness(model, tokenizer, items, manifest.eos_id, inputs.batch)
+        else:
+            cloze = score_cloze(model, tokenizer, items, manifest.eos_id, inputs.batch)
+        bits_per_byte = _bits_per_byte(model, manifest, run, inputs.batch)
+    versions = _versions()
+    return {
+        "format_version": FORMAT_VERSION,
+        "engine": engine,
+        "engine_version": versions["lm_eval"] if engine == "harness" else OWN_ENGINE_VERSION,
+        "checkpoint": {
+            "path": str(inputs.checkpoint),
+            "sha256": sha256_file(inputs.checkpoint),
+            "step": int(load(inputs.checkpoint, mapped=True)["step"]),
+        },
+        "tasks": {TASK: cloze},
+        "bits_per_byte": bits_per_byte,
+        "items_sha256": sha256_file(inputs.items),
+        "manifest_sha256": manifest.sha256,
+        "device": device.type,
+        "precision": "bf16 autocast" if device.type == "cuda" else "fp32",
+        "versions": versions,
+    }
+
+
+def choose_engine(wanted: str) -> str:
+    """`harness` or `own`; `auto` takes the harness where it is installed.
+
+    Raises:
+        EnvironmentProblem: the harness is asked for and not installed.
+    """
+    installed = importlib.util.find_spec("lm_eval") is not None
+    if wanted == "harness" and not installed:
+        raise EnvironmentProblem(
+            "--engine harness: lm-evaluation-harness is not installed. Install it: pip install "
+            '"lm-eval[hf]==0.4.13", or score with our own code: --engine own'
+        )
+    if wanted == "auto":
+        return "harness" if installed else "own"
+    return wanted
+
+
+def _go_offline() -> None:
+    """Keep the harness' libraries from looking for anything on the Hub; they read this when imported."""
+    for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ.setdefault(switch, "1")
+
+
+def _device(wanted: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise EnvironmentProblem("--device cuda: torch sees no CUDA device here. Use --device cpu, or a GPU node.")
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def _bits_per_byte(model: RQwen3, manifest: Manifest, run: RunConfig, batch: int) -> dict[str, dict[str, Any]]:
+    streams, missing = heldout_streams(manifest, run.training.eval_max_tokens)
+    scores = heldout_scores(model, streams, run.training.seq_len, batch) or {}
+    result = {name: _finite(values) for name, values in scores.items()}
+    for name in missing:
+        result[name] = {"bits_per_byte": None, "reason": "no document of this source is held out"}
+    if not streams:
+        result["all"] = {"bits_per_byte": None, "reason": "no document is held out at all"}
+    return result
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with null for what is no finite number, and a reason where anything is null."""
+    cleaned = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+    if cleaned["bits_per_byte"] is None:
+        return cleaned | {"reason": "the loss is not finite: the checkpoint's weights hold NaN or infinity"}
+    if None in cleaned.values():
+        return cleaned | {"reason": "no standard error can be had from a single document"}
+    return cleaned
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m model.evaluate", description="Evaluate a checkpoint.")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--manifest", type=Path, required=True)
+    parser.add_argument("--items", type=Path, required=True, help="cloze questions, JSON lines")
+    parser.add_argument("--out", type=Path, required=True, help="the scores.json to write")
+    parser.add_argument("--engine", default="auto", help="auto, harness or own")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per forward pass")
+    options = parser.parse_args(arguments)
+    try:
+        inputs = Inputs(
+            checkpoint=options.checkpoint,
+            config=options.config,
+            manifest=options.manifest,
+            items=options.items,
+            engine=options.engine,
+            device=options.device,
+            batch=options.batch,
+        )
+        scores = evaluate(inputs)
+        write_json(options.out, scores)
+    except RQwen3Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    cloze = scores["tasks"][TASK]
+    print(f"{TASK} acc {cloze['acc']}, acc_norm {cloze['acc_norm']} over {cloze['n']} (chance {cloze['chance']:.3f})")
+    print(f"bits per byte {scores['bits_per_byte']['all']['bits_per_byte']}; engine {scores['engine']}: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The run's records: metrics.jsonl, samples.jsonl, weights.jsonl and ledger.jsonl.
+
+These files are the truth about a run; what Dagster shows is a mirror of them. Each record is one
+line, flushed to disk (some milliseconds). After a resume, lines of the same step supersede older
+ones: the last one counts. Times are UTC, ISO 8601.
+"""
+
+import dataclasses
+import math
+import os
+import platform
+import resource
+import socket
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from model.files import append_jsonl, read_jsonl
+
+HISTOGRAM_BINS = 32
+PEAK_FLOPS = {"L40S": 362.05e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "4090": 165.2e12}
+"""Dense bf16 FLOP/s by a part of the device's name, from the vendors' data sheets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """Which slice of the run writes."""
+
+    submission: int
+    """Number of the submission, from 1."""
+    attempt: int
+    """Number of the attempt at it, from 1."""
+
+
+class RunLog:
+    """Appends to the four files of one run folder."""
+
+    def __init__(self, run_dir: Path, attempt: Attempt) -> None:
+        """Write in `run_dir`, in the name of `attempt`."""
+        self.run_dir = run_dir
+        self._stamp = dataclasses.asdict(attempt)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        append_jsonl(self.run_dir / name, {**finite(record), **self._stamp, "time": now()})
+
+    def train(self, record: dict[str, Any]) -> None:
+        """One training line."""
+        self._append("metrics.jsonl", {"kind": "train", **record})
+
+    def heldout(self, step: int, scores: dict[str, dict[str, Any]]) -> None:
+        """One held-out line a source, and one for all."""
+        for source, score in scores.items():
+            self._append("metrics.jsonl", {"kind": "heldout", "step": step, "source": source, **score})
+
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        """The model's continuation of the fixed prompt."""
+        self._append("samples.jsonl", {"step": step, "prompt": prompt, "text": text})
+
+    def weights(self, step: int, model: nn.Module) -> None:
+        """Distribution of every weight tensor."""
+        self._append("weights.jsonl", {"step": step, "tensors": weight_statistics(model)})
+
+    def ledger(self, record: dict[str, Any]) -> None:
+        """The record of an ended attempt."""
+        append_jsonl(self.run_dir / "ledger.jsonl", finite(record))
+
+    def has(self, name: str, step: int, kind: str | None = None) -> bool:
+        """Whether a record of this step is there already."""
+        return any(
+            record.get("step") == step and record.get("kind") == kind for record in read_jsonl(self.run_dir / name)
+        )
+
+
+def last_train_step(run_dir: Path, submission: int, attempt: int) -> int | None:
+    """Last step that an attempt logged; None if none."""
+    steps = [
+        record["step"]
+        for record in read_jsonl(run_dir / "metrics.jsonl")
+        if record.get("kind") == "train" and (record.get("submission"), record.get("attempt")) == (submission, attempt)
+    ]
+    return steps[-1] if steps else None
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for every NaN and infinity, which JSON does not know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return value
+
+
+@torch.no_grad()
+def weight_statistics(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Mean, standard deviation, largest magnitude and a histogram over ± that, by tensor."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().float().flatten()
+        std, mean = torch.std_mean(values, correction=0)
+        absmax = float(values.abs().max())
+        counts = torch.histc(values, HISTOGRAM_BINS, min=-absmax, max=absmax) if absmax else torch.zeros(HISTOGRAM_BINS)
+        histogram = [int(count) for count in counts.tolist()]
+        tensors[name] = {"mean": float(mean), "std": float(std), "absmax": absmax, "histogram": histogram}
+    return tensors
+
+
+def model_flops_utilisation(tokens_per_s: float, flops_per_token: int, device: torch.device) -> float | None:
+    """Share of the device's peak that the model's own FLOPs make up; None where no peak is known.
+
+    FLOPs by `CoreConfig.flops_per_token`: 6·(N − embedding) + 12·L·H·hd·T.
+    """
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    return None if peak is None else tokens_per_s * flops_per_token / peak
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Largest memory so far: of the device, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Job, host, device, process, commit and versions, for ledger and checkpoints."""
+    return {
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "host": socket.gethostname(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "pid": os.getpid(),
+        "commit": _commit(),
+        "versions": versions(),
+    }
+
+
+def bare_provenance() -> dict[str, Any]:
+    """The same without a device: for records of what never came as far as having one."""
+    return provenance(torch.device("cpu"))
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what shapes the numbers."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("torch", "numpy", "rqwen3-pipeline"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    found["cuda"] = torch.version.cuda
+    return found
+
+
+def _commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

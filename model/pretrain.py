@@ -1,0 +1,76 @@
+"""Train: one submission of a run, from its newest good checkpoint to the end, or to the clock.
+
+    python -m model.pretrain --config FILE --manifest FILE --run-dir DIR --submission N --attempt K
+
+Exit codes: 0 finished, 75 saved and to be continued, 73 another holds the lock, others failed. The
+handlers of signals are in place before torch is imported, which takes seconds.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from model.errors import RQwen3Error
+from model.preemption import StopWatch
+
+PARENT = os.getppid()
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m model.pretrain", description="Train one submission of a run.")
+    parser.add_argument("--config", type=Path, required=True, help="the run's TOML file")
+    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the corpus")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the experiment")
+    parser.add_argument("--submission", type=int, default=1, help="number of this slice of the run, from 1")
+    parser.add_argument("--attempt", type=int, default=1, help="number of the attempt at it, from 1")
+    parser.add_argument("--time-limit-s", type=float, help="seconds until the job ends, counted from now")
+    parser.add_argument("--stop-file", type=Path, help="save and stop when this file is there")
+    parser.add_argument("--watch-parent", action="store_true", help="save and stop when the parent process is gone")
+    parser.add_argument("--job-alive-command", help="called with a job id: exit code 0 alive, 1 gone, else unknown")
+    parser.add_argument("--until-step", type=int, help="save and stop after this step")
+    parser.add_argument("--verify-data", action="store_true", help="hash every shard before the first step")
+    parser.add_argument("--dry-run", type=Path, metavar="OUT.json", help="measure a few full steps instead of training")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = parse(arguments)
+    stop = StopWatch(
+        time_limit_s=options.time_limit_s,
+        stop_file=options.stop_file,
+        parent=PARENT if options.watch_parent else None,
+    )
+    stop.install()
+    try:
+        return _train(options, stop)
+    except RQwen3Error as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _train(options: argparse.Namespace, stop: StopWatch) -> int:
+    from model.config import load_run_config
+    from model.dry_run import dry_run
+    from model.metrics import Attempt
+    from model.trainer import Submission, run_submission
+
+    stop.lead_s = load_run_config(options.config).training.lead_s
+    submission = Submission(
+        config=options.config.absolute(),
+        manifest=options.manifest.absolute(),
+        run_dir=options.run_dir.absolute(),
+        attempt=Attempt(submission=options.submission, attempt=options.attempt),
+        until_step=options.until_step,
+        job_alive_command=options.job_alive_command,
+        verify_data=options.verify_data,
+    )
+    if options.dry_run is not None:
+        return dry_run(submission, options.dry_run)
+    return run_submission(submission, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""TrainSession: model, optimiser and place in the data, and one optimiser step at a time.
+
+What a session does depends only on its configuration, its data and its step number: sample i of the
+run is the same window in every job, so a resumed session continues bit for bit (on a CPU; on CUDA
+under `deterministic`). A step costs `CoreConfig.flops_per_token` FLOPs per token, forward and
+backward in micro-batches, and one pass of the optimiser.
+"""
+
+import base64
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from model.checkpoint import SavedCheckpoint, load, load_weights, warn
+from model.config import RunConfig
+from model.errors import CheckpointError, ConfigError
+from model.optimizer import make_optimizer
+from model.rqwen3 import RQwen3
+from model.schedule import learning_rate, scheduler_state
+from model.windows import StepReader, TokenWindows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one optimiser step did."""
+
+    step: int
+    """Its number, from 1."""
+    loss: float
+    """Mean cross-entropy of its tokens before the update, nats; maybe not finite."""
+    learning_rate: float
+    """Of this update."""
+    grad_norm: float
+    """Global norm before clipping; maybe not finite."""
+    skipped: bool
+    """Loss or gradient was not finite: the weights were left as they were."""
+    seconds: float
+    """Time of the step, with the wait for data."""
+    data_wait_s: float
+    """Time spent waiting for its tokens."""
+
+
+class TrainSession:
+    """A training run in memory."""
+
+    def __init__(self, run: RunConfig, windows: TokenWindows) -> None:
+        """Build a freshly initialised model at step 0.
+
+        Args:
+            run: the configuration.
+            windows: the data.
+
+        Raises:
+            ConfigError: the device is not there, or the tokenizer has more ids than the embedding.
+        """
+        self.run, self.config, self.windows = run, run.training, windows
+        if windows.manifest.vocab_size > run.model.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size = {run.model.vocab_size:,} has fewer rows than the tokenizer's "
+                f"{windows.manifest.vocab_size:,} ids. Raise it."
+            )
+        self.device = pick_device(run.training.device)
+        set_determinism(run.training.deterministic)
+        torch.manual_seed(run.training.seed)
+        self.model = RQwen3(run.model)
+        self.model.initialise(run.training.seed)
+        self.model.to(self.device).train()
+        self.compiled = self.device.type == "cuda" and run.training.compile and compile_blocks(self.model)
+        self.optimizer = make_optimizer(self.model, run.training)
+        self.step = 0
+        self.loss_history: list[float] = []
+        self._reader: StepReader | None = None
+        self._partial: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def data_offset(self) -> int:
+        """Position in the run's data, in target tokens."""
+        return self.step * self.config.tokens_per_step
+
+    def train_step(self, should_stop: Callable[[], bool] = lambda: False) -> StepResult | None:
+        """Make one optimiser step.
+
+        Args:
+            should_stop: asked before every micro-batch.
+
+        Returns:
+            What it did; None if it was told to stop, in which case partial gradients are dropped
+            and the session stands at the step before.
+        """
+        started = time.perf_counter()
+        tokens_SL = self._next_tokens()
+        data_wait_s = time.perf_counter() - started
+        rate = learning_rate(self.step + 1, self.config)
+        total = torch.zeros((), device=self.device)
+        size = self.config.micro_batch_size
+        for first in range(0, len(tokens_SL), size):
+            if should_stop():
+                self.optimizer.zero_grad(set_to_none=True)
+                self._partial = [tokens_SL]
+                return None
+            total += self._micro_batch(tokens_SL[first : first + size])
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        loss, grad_norm = float(total), float(norm)
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if not skipped:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.loss_history.append(loss)
+        return StepResult(
+            step=self.step,
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=grad_norm,
+            skipped=skipped,
+            seconds=time.perf_counter() - started,
+            data_wait_s=data_wait_s,
+        )
+
+    def _micro_batch(self, tokens_BL: npt.NDArray[np.int64]) -> torch.Tensor:
+        tokens_BL_ = torch.from_numpy(tokens_BL).to(self.device, non_blocking=True)
+        with self.autocast():
+            loss = self.model.loss(tokens_BL_[:, :-1], tokens_BL_[:, 1:], self.config.tokens_per_step)
+        loss.backward()
+        return loss.detach()
+
+    def autocast(self) -> torch.autocast:
+        """bf16 matrix products on CUDA, plain fp32 on a CPU."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def _next_tokens(self) -> npt.NDArray[np.int64]:
+        if self._partial:
+            return self._partial.pop()
+        if self._reader is None:
+            first_sample = self.data_offset // self.config.seq_len
+            self._reader = StepReader(self.windows, first_sample, self.config.sequences_per_step, self.config.seed)
+        return self._reader.next()
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: its six entries, not copied."""
+        return {
+            "step": self.step,
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "scheduler_state_dict": scheduler_state(self.step, self.config),
+            "loss_history": list(self.loss_history),
+            "data_offset": self.data_offset,
+        }
+
+    def random_state(self) -> dict[str, str | None]:
+        """State of the random generators, base64, for the sidecar."""
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {"cpu": _encode(torch.get_rng_state()), "cuda": None if cuda is None else _encode(cuda)}
+
+    def restore(self, saved: SavedCheckpoint) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            CheckpointError: it does not fit the configuration or the data.
+        """
+        seen, mine = saved.sidecar.get("data_fingerprint"), self.windows.manifest.sha256
+        if seen != mine:
+            raise CheckpointError(
+                f"{saved.path}: was trained on the manifest {str(seen)[:12]}…, this one is {mine[:12]}…. "
+                "Give the manifest it was trained on, or another run.name for a new experiment."
+            )
+        state = load(saved.path)
+        load_weights(self.model, state["model_state_dict"], str(saved.path))
+        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        self.step, self.loss_history = int(state["step"]), list(state["loss_history"])
+        if state["data_offset"] != self.data_offset:
+            raise CheckpointError(
+                f"{saved.path}: stands at token {state['data_offset']:,} of the data, but step {self.step:,} of this "
+                f"configuration is token {self.data_offset:,}. Use the configuration beside the checkpoint."
+            )
+        self._restore_random_state(saved.sidecar.get("rng") or {})
+        self.close()
+        self._partial = []
+
+    def _restore_random_state(self, rng: dict[str, str | None]) -> None:
+        if rng.get("cpu"):
+            torch.set_rng_state(_decode(str(rng["cpu"])))
+        if rng.get("cuda") and self.device.type == "cuda":
+            torch.cuda.set_rng_state(_decode(str(rng["cuda"])), self.device)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a configuration's `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: CUDA was asked for and is not there.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("training.device = 'cuda', but PyTorch sees no CUDA device here. Use a GPU job, or 'auto'.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def set_determinism(wanted: bool) -> None:
+    """Ask for the same bits in every run on CUDA; TF32 is allowed for what fp32 products remain."""
+    torch.backends.cuda.matmul.allow_tf32 = not wanted
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def compile_blocks(model: RQwen3) -> bool:
+    """Compile each block in place (parameter names stay); False, aloud, where that fails."""
+    try:
+        torch._dynamo.config.suppress_errors = True  # pyright: ignore[reportPrivateImportUsage] a failing block runs eagerly
+        for block in model.model.layers:
+            block.compile()
+    except Exception as error:
+        warn(f"the blocks are not compiled ({error}); training is slower, and its bits differ.")
+        return False
+    return True
+
+
+def set_threads() -> int:
+    """Use as many threads as this process may run on, or as SLURM gave the task; returns them."""
+    allowed = len(os.sched_getaffinity(0))
+    granted = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    threads = min(allowed, int(granted)) if granted.isdigit() and int(granted) > 0 else allowed
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.cpu().numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,383 @@
+"""One submission of a training run: take the lock, resume, train, save, and leave a ledger record.
+
+Order within a step: log, save, evaluate, sample, so that an evaluation that fails costs nothing that
+was trained. What a stopped submission left undone (an evaluation, a sample) the next one makes up.
+"""
+
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model import checkpoint, lock, metrics
+from model.bits_per_byte import heldout_scores, heldout_streams
+from model.checkpoint import SavedCheckpoint
+from model.config import RunConfig, load_run_config
+from model.errors import CheckpointError, LockHeldError, RQwen3Error, TrainingError
+from model.files import append_jsonl, require_free_bytes, sweep_temporaries
+from model.generate import Sampling, continue_text, load_tokenizer
+from model.memory import checkpoint_bytes, plan_memory
+from model.metrics import Attempt, RunLog
+from model.preemption import StopWatch
+from model.run_config_guard import keep_config
+from model.session import StepResult, TrainSession, set_threads
+from model.shard_format import read_manifest
+from model.windows import TokenWindows
+
+EXIT_FINISHED, EXIT_CONTINUE, EXIT_FAILED = 0, 75, 1
+SKIPS_ALLOWED = 3
+"""Non-finite losses in a row that are skipped; one more stops the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What one call of the trainer is asked to do."""
+
+    config: Path
+    """The run's TOML file."""
+    manifest: Path
+    """The corpus' manifest."""
+    run_dir: Path
+    """Folder of the experiment."""
+    attempt: Attempt
+    """Which slice of the run this is."""
+    until_step: int | None = None
+    """Stop after this step, saved, as if a deadline had come."""
+    job_alive_command: str | None = None
+    """Answers whether the job of a lock's holder lives."""
+    verify_data: bool = False
+    """Hash every shard before the first step, however large the corpus."""
+
+
+def say(line: str) -> None:
+    """One plain line on the console, at once."""
+    print(line, flush=True)
+
+
+def run_submission(submission: Submission, stop: StopWatch) -> int:
+    """Train until the end, or until there is a reason to stop.
+
+    Returns:
+        The exit code: 0 finished, 75 saved and to be continued.
+
+    Raises:
+        LockHeldError: another trainer works in this folder; nothing was touched.
+        RQwen3Error: configuration, data, checkpoint or numbers are unusable.
+    """
+    run = load_run_config(submission.config)
+    who = {"submission": submission.attempt.submission, "attempt": submission.attempt.attempt}
+    record = {**who, "from_step": None, "started": metrics.now()}
+    held = lock.acquire(submission.run_dir / "LOCK", record, submission.job_alive_command)
+    try:
+        return _Trainer(submission, run, stop, held).run()
+    finally:
+        held.release()
+
+
+class _Trainer:
+    """The state of one submission; `run` goes through it once."""
+
+    def __init__(self, submission: Submission, run: RunConfig, stop: StopWatch, held: lock.RunLock) -> None:
+        self.submission, self.run_config, self.config = submission, run, run.training
+        self.stop, self.lock = stop, held
+        self.folder = submission.run_dir / "checkpoints"
+        self.log = RunLog(submission.run_dir, submission.attempt)
+        self.began, self.started = time.monotonic(), metrics.now()
+        self.session: TrainSession | None = None
+        self.saved: SavedCheckpoint | None = None
+        self.from_step = max(checkpoint.steps_in(self.folder), default=0)  # until one of them is verified
+        self.skips = 0
+        self.pace = Pace()
+
+    def run(self) -> int:
+        """Everything between taking the lock and releasing it."""
+        if self.lock.predecessor is not None:
+            self._record_killed(self.lock.predecessor)
+        try:
+            session = self.session = self._prepare()
+            reason = self._loop(session)
+            reason = self._finish(session, reason)
+        except BaseException as error:
+            reason = "non_finite" if isinstance(error, TrainingError) else "error"
+            text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
+            self._record(reason, getattr(error, "exit_code", EXIT_FAILED), text)
+            raise
+        finally:
+            if self.session is not None:
+                self.session.close()
+        code = EXIT_FINISHED if reason == "finished" else EXIT_CONTINUE
+        self._record(reason, code, None)
+        say(f"{reason} at step {session.step:,}; " + (f"saved in {self.saved.path}" if self.saved else "nothing saved"))
+        return code
+
+    def _prepare(self) -> TrainSession:
+        run_dir = self.submission.run_dir
+        keep_config(self.submission.config, run_dir / "config.toml", self.run_config)
+        for folder in (run_dir, self.folder):
+            sweep_temporaries(folder)
+        threads = set_threads()
+        manifest = read_manifest(self.submission.manifest)
+        windows = TokenWindows(manifest, self.config.seq_len)
+        windows.check(hash_all=self.submission.verify_data)
+        self.tokenizer = load_tokenizer(manifest.root / manifest.tokenizer_path)
+        self.streams, missing = heldout_streams(manifest, self.config.eval_max_tokens)
+        if missing:
+            checkpoint.warn(f"no held-out document of {', '.join(missing)}: no held-out loss there.")
+        self.manifest = manifest
+        session = TrainSession(self.run_config, windows)
+        self.provenance = metrics.provenance(session.device)
+        self._resume(session)
+        require_free_bytes(self.folder, 2 * checkpoint_bytes(self.run_config.model), "two checkpoints")
+        _introduce(self.run_config, session, windows, threads)
+        return session
+
+    def _resume(self, session: TrainSession) -> None:
+        steps = checkpoint.steps_in(self.folder)
+        self.saved = checkpoint.newest_good(self.folder)
+        if self.saved is None and steps:
+            raise CheckpointError(
+                f"{self.folder}: none of the {len(steps)} checkpoints is whole; refusing to start anew over them. "
+                f"Restore one, or move the folder away to start from step 0."
+            )
+        if self.saved is None:
+            say(f"no checkpoint in {self.folder}: starting from step 0")
+        else:
+            session.restore(self.saved)
+            say(f"continuing from step {session.step:,} ({self.saved.path})")
+        self.from_step = session.step
+        self.lock.update(from_step=session.step)
+
+    def _loop(self, session: TrainSession) -> str:
+        """Train; returns `finished`, `until_step`, or the reason to stop."""
+        self._make_up(session)
+        last_step = min(self.config.max_steps, self.submission.until_step or self.config.max_steps)
+        while session.step < last_step:
+            result = session.train_step(self.stop.should_stop)
+            if result is None:
+                return str(self.stop.reason)
+            self._check_finite(result)
+            self._log(session, result)
+            self._milestones(session)
+        return "finished" if session.step >= self.config.max_steps else "until_step"
+
+    def _make_up(self, session: TrainSession) -> None:
+        """Evaluate and sample where the run stands, if that is due and not on record."""
+        step = session.step
+        if self._due(step, self.config.eval_every_steps) and not self.log.has("metrics.jsonl", step, "heldout"):
+            self._evaluate(session)
+        if (step == 0 or self._due(step, self.config.sample_every_steps)) and not self.log.has("samples.jsonl", step):
+            self._sample(session)
+
+    def _due(self, step: int, every_steps: int) -> bool:
+        return step > 0 and (step % every_steps == 0 or step == self.config.max_steps)
+
+    def _milestones(self, session: TrainSession) -> None:
+        step = session.step
+        if self._due(step, self.config.save_every_steps):
+            self._save(session)
+        if step == 1 or self._due(step, self.config.eval_every_steps):
+            self._evaluate(session)
+        if self._due(step, self.config.sample_every_steps):
+            self._sample(session)
+
+    def _check_finite(self, result: StepResult) -> None:
+        self.skips = self.skips + 1 if result.skipped else 0
+        if self.skips > SKIPS_ALLOWED:
+            raise TrainingError(
+                f"step {result.step:,}: loss {result.loss}, gradient norm {result.grad_norm}: not finite, "
+                f"{self.skips} times in a row. Nothing was saved. Lower training.learning_rate, or look at the "
+                f"windows of these steps: rqwen3 corpus trace --step {result.step}"
+            )
+        if result.skipped:
+            checkpoint.warn(f"step {result.step:,}: loss {result.loss} or its gradient is not finite; update skipped.")
+
+    def _log(self, session: TrainSession, result: StepResult) -> None:
+        self.pace.add(self.config.tokens_per_step, result)
+        step = result.step
+        if step != 1 and not self._due(step, self.config.log_every_steps):
+            return
+        tokens_per_s = self.pace.tokens_per_s()
+        flops = self.run_config.model.flops_per_token(self.config.seq_len)
+        self.log.train(
+            {
+                "step": step,
+                "loss": result.loss,
+                "learning_rate": result.learning_rate,
+                "grad_norm": result.grad_norm,
+                "tokens": session.data_offset,
+                "tokens_per_s": tokens_per_s,
+                "mfu": metrics.model_flops_utilisation(tokens_per_s, flops, session.device),
+                "memory_gib": metrics.peak_memory_gib(session.device),
+                "data_wait_s": self.pace.data_wait_s,
+            }
+        )
+        eta_s = self.pace.mean_step_s() * (self.config.max_steps - step)
+        say(
+            f"step {step:>6,}/{self.config.max_steps:,}  loss {result.loss:.4f}  lr {result.learning_rate:.2e}  "
+            f"grad {result.grad_norm:.2f}  {tokens_per_s:,.0f} tokens/s  ETA {clock(eta_s)}"
+        )
+        self.pace.begin_interval()
+
+    def _save(self, session: TrainSession) -> None:
+        """Write and verify a checkpoint, then let retention remove old ones."""
+        if not self.lock.still_held():
+            raise LockHeldError(
+                f"{self.lock.path}: the lock was removed or taken over; not saving beside another trainer."
+            )
+        began = time.monotonic()
+        sidecar = {
+            **self.provenance,
+            "config": self.run_config.sections,
+            "data_fingerprint": self.manifest.sha256,
+            "rng": session.random_state(),
+            "compiled": session.compiled,
+            "submission": self.submission.attempt.submission,
+            "attempt": self.submission.attempt.attempt,
+            "created": metrics.now(),
+        }
+        self.saved = checkpoint.save(checkpoint.step_path(self.folder, session.step), session.state(), sidecar)
+        seconds = time.monotonic() - began
+        self.stop.save_s = max(self.stop.save_s, seconds)
+        removed = checkpoint.prune(self.folder, self.config, self.saved)
+        self.log.weights(session.step, session.model)
+        note = f"; removed {', '.join(f'step_{step}' for step in removed)}" if removed else ""
+        say(f"saved {self.saved.path} ({self.saved.sidecar['bytes'] / 2**20:,.1f} MiB in {seconds:.1f} s){note}")
+
+    def _evaluate(self, session: TrainSession) -> None:
+        with session.autocast():
+            scores = heldout_scores(
+                session.model, self.streams, self.config.seq_len, self.config.micro_batch_size, self.stop.should_stop
+            )
+        if not scores:
+            return
+        self.log.heldout(session.step, scores)
+        total = scores["all"]
+        say(f"held-out at step {session.step:,}: loss {total['loss']:.4f}, {total['bits_per_byte']:.4f} bits per byte")
+
+    def _sample(self, session: TrainSession) -> None:
+        if self.stop.should_stop():
+            return
+        sampling = Sampling(new_tokens=self.config.sample_new_tokens)
+        text = continue_text(session.model, self.tokenizer, self.config.sample_prompt, sampling)
+        self.log.sample(session.step, self.config.sample_prompt, text)
+
+    def _finish(self, session: TrainSession, reason: str) -> str:
+        """Save what is not saved, and name the final checkpoint once nothing is left to do."""
+        if session.step > (self.saved.step if self.saved else 0):
+            self._save(session)
+        if reason != "finished" or self.saved is None:
+            return reason
+        self._make_up(session)
+        evaluated = not self.streams or self.log.has("metrics.jsonl", session.step, "heldout")
+        if not evaluated or not self.log.has("samples.jsonl", session.step):
+            return str(self.stop.reason)
+        self.saved = checkpoint.save_final(self.saved)
+        return "finished"
+
+    def _record(self, reason: str, exit_code: int, error: str | None) -> None:
+        to_step = self.session.step if self.session else self.from_step
+        unverified = self.from_step if self.session is None else 0
+        saved_step = self.saved.step if self.saved else unverified
+        self.log.ledger(
+            {
+                "submission": self.submission.attempt.submission,
+                "attempt": self.submission.attempt.attempt,
+                "from_step": self.from_step,
+                "to_step": to_step,
+                "saved_step": saved_step,
+                "stop_reason": reason,
+                "exit_code": exit_code,
+                "tokens": (to_step - self.from_step) * self.config.tokens_per_step,
+                "seconds": time.monotonic() - self.began,
+                "lost_steps": to_step - saved_step,
+                **(getattr(self, "provenance", None) or metrics.bare_provenance()),
+                "started": self.started,
+                "ended": metrics.now(),
+                "checkpoint": self.saved.summary() if self.saved else None,
+                "error": error,
+            }
+        )
+
+    def _record_killed(self, holder: dict[str, Any]) -> None:
+        """Write the record that a killed trainer could not write."""
+        record = killed_record(self.submission.run_dir, holder, self.config.tokens_per_step)
+        append_jsonl(self.submission.run_dir / "ledger.jsonl", record)
+        checkpoint.warn(
+            f"submission {holder.get('submission')} (process {holder.get('pid')} on {holder.get('host')}) was killed; "
+            f"{record['lost_steps']} steps after step {record['saved_step']} are lost and made again."
+        )
+
+
+class Pace:
+    """Speed over the current log interval, and over the whole submission."""
+
+    def __init__(self) -> None:
+        self.steps, self.seconds = 0, 0.0
+        self.begin_interval()
+
+    def begin_interval(self) -> None:
+        """Forget the interval's figures."""
+        self.interval_tokens, self.interval_s, self.data_wait_s = 0, 0.0, 0.0
+
+    def add(self, tokens: int, result: StepResult) -> None:
+        """Count one step."""
+        self.steps, self.seconds = self.steps + 1, self.seconds + result.seconds
+        self.interval_tokens += tokens
+        self.interval_s += result.seconds
+        self.data_wait_s += result.data_wait_s
+
+    def tokens_per_s(self) -> float:
+        """Target tokens per second of the interval."""
+        return self.interval_tokens / max(self.interval_s, 1e-9)
+
+    def mean_step_s(self) -> float:
+        """Mean seconds of a step in this submission."""
+        return self.seconds / max(self.steps, 1)
+
+
+def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -> dict[str, Any]:
+    """The ledger record of a holder that vanished without writing one, from lock and metrics."""
+    submission, attempt = int(holder.get("submission") or 0), int(holder.get("attempt") or 0)
+    from_step = int(holder.get("from_step") or 0)
+    to_step = metrics.last_train_step(run_dir, submission, attempt) or from_step
+    saved = checkpoint.newest_good(run_dir / "checkpoints", lambda message: None)
+    saved_step = saved.step if saved else 0
+    to_step = max(to_step, saved_step)
+    return {
+        **metrics.bare_provenance(),
+        "submission": submission,
+        "attempt": attempt,
+        "from_step": from_step,
+        "to_step": to_step,
+        "saved_step": saved_step,
+        "stop_reason": "killed",
+        "exit_code": None,
+        "tokens": (to_step - from_step) * tokens_per_step,
+        "seconds": None,
+        "lost_steps": to_step - saved_step,
+        "job_id": holder.get("job_id"),
+        "host": holder.get("host"),
+        "pid": holder.get("pid"),
+        "started": holder.get("started"),
+        "ended": None,
+        "checkpoint": saved.summary() if saved else None,
+        "error": "the process vanished without a record: SIGKILL, out of memory, or a lost node",
+    }
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _introduce(run: RunConfig, session: TrainSession, windows: TokenWindows, threads: int) -> None:
+    config, total = run.training, len(windows)
+    epochs = config.max_steps * config.sequences_per_step / total
+    plan = plan_memory(run.model, config, cuda=session.device.type == "cuda")
+    say(
+        f"{run.name}: {run.model.parameters():,} parameters; {config.max_steps:,} steps of {config.tokens_per_step:,} "
+        f"tokens; {total:,} windows, read {epochs:.2f} times; {session.device.type}, {threads} threads; "
+        f"estimated peak {plan.peak_gib:.2f} GiB, checkpoint {plan.checkpoint_bytes / 2**20:,.1f} MiB"
+    )

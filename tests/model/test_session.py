@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+from model.errors import CheckpointError, ConfigError
+from model.session import TrainSession, set_threads
+from model.windows import TokenWindows
+
+
+def session(tiny) -> TrainSession:
+    return TrainSession(tiny.config, TokenWindows(tiny.manifest, 32))
+
+
+def test_stop_between_micro_batches_leaves_the_step_before(tiny) -> None:
+    straight, stopped = session(tiny), session(tiny)
+    answers = iter([False, True])
+    assert stopped.train_step(lambda: next(answers)) is None  # one micro-batch done, then told to stop
+    assert stopped.step == 0
+    assert all(parameter.grad is None for parameter in stopped.model.parameters())
+    for one in (straight, stopped):
+        result = one.train_step()
+        assert result is not None
+        assert result.step == 1
+        one.close()
+    pairs = zip(straight.model.parameters(), stopped.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_gradient_of_a_step_is_that_of_all_its_windows_together(tiny) -> None:
+    one = session(tiny)
+    tokens_SL = torch.from_numpy(one._next_tokens())
+    whole = one.model.loss(tokens_SL[:, :-1], tokens_SL[:, 1:])
+    whole.backward()
+    expected = [parameter.grad.clone() for parameter in one.model.parameters() if parameter.grad is not None]
+    one.optimizer.zero_grad(set_to_none=True)
+    total = sum(one._micro_batch(part.numpy()) for part in tokens_SL.split(2))
+    one.close()
+    assert abs(total - whole.item()) < 1e-6
+    for parameter, gradient in zip(one.model.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert (parameter.grad - gradient).abs().max() < 1e-6
+
+
+def test_state_has_the_six_entries_and_plain_names(tiny) -> None:
+    one = session(tiny)
+    one.train_step()
+    one.close()
+    state = one.state()
+    assert list(state) == [
+        "step",
+        "model_state_dict",
+        "optimizer_state_dict",
+        "scheduler_state_dict",
+        "loss_history",
+        "data_offset",
+    ]
+    assert (state["step"], state["data_offset"], len(state["loss_history"])) == (1, 256, 1)
+    assert all(name.startswith(("model.", "lm_head.")) for name in state["model_state_dict"])
+
+
+def test_tokenizer_with_more_ids_than_rows_is_refused(tiny) -> None:
+    tiny.set(vocab_size=256)
+    with pytest.raises(ConfigError, match=r"model\.vocab_size = 256 has fewer rows than the tokenizer's 257"):
+        session(tiny)
+
+
+def test_cuda_where_there_is_none_is_refused(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tiny.set(device="cuda")
+    with pytest.raises(ConfigError, match=r"training\.device = 'cuda'"):
+        session(tiny)
+
+
+def test_restore_of_another_data_position_is_refused(tiny, tmp_path) -> None:
+    from model import checkpoint
+
+    one = session(tiny)
+    state = one.state() | {"step": 3}
+    sidecar = {"data_fingerprint": tiny.manifest.sha256}
+    saved = checkpoint.save(tmp_path / "step_3.pt", state, sidecar)
+    with pytest.raises(CheckpointError, match="stands at token 0 of the data, but step 3"):
+        one.restore(saved)
+
+
+@pytest.mark.parametrize(("granted", "threads"), [("1", 1), ("", None), ("none", None), ("4096", None)])
+def test_threads_follow_slurm_and_the_affinity(
+    monkeypatch: pytest.MonkeyPatch, granted: str, threads: int | None
+) -> None:
+    from model import session as module
+
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", granted)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: {0, 5, 7})
+    assert set_threads() == (threads or 3)

@@ -1,0 +1,95 @@
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from model.errors import CorpusError
+from model.files import sha256_file
+from model.order import window_numbers
+from model.windows import StepReader, TokenWindows
+
+
+def edit(tiny, index: int, change: Callable[[np.ndarray], np.ndarray], rehash: bool = False) -> None:
+    """Change a shard's tokens on disk, and its hash in the manifest if asked."""
+    data = json.loads(tiny.manifest_path.read_text())
+    path = tiny.root / data["shards"][index]["path"]
+    path.write_bytes(change(np.fromfile(path, "<u4")).tobytes())
+    if rehash:
+        data["shards"][index]["sha256"] = sha256_file(path)
+        tiny.manifest_path.write_text(json.dumps(data))
+
+
+def test_windows_of_an_epoch_hold_each_target_of_each_source_once(tiny) -> None:
+    windows = TokenWindows(tiny.manifest, 32)
+    streams: dict[str, list[int]] = {}
+    for entry in tiny.manifest.shards:
+        streams.setdefault(entry.source, []).extend(np.fromfile(tiny.root / entry.path, "<u4").tolist())
+    read_ = windows.read(window_numbers(0, len(windows), len(windows), 5))
+    expected = [
+        stream[start : start + 33]
+        for stream in streams.values()
+        for start in range(0, len(stream) - 32, 32)
+        if start + 33 <= len(stream)
+    ]
+    assert sorted(read_.tolist()) == sorted(expected)
+
+
+def test_step_reader_reads_the_same_from_any_start(tiny) -> None:
+    windows = TokenWindows(tiny.manifest, 32)
+    straight = StepReader(windows, 0, 8, seed=3)
+    steps = [straight.next() for _ in range(5)]
+    resumed = StepReader(windows, 24, 8, seed=3)
+    assert np.array_equal(resumed.next(), steps[3])
+    assert np.array_equal(resumed.next(), steps[4])
+    straight.close()
+    resumed.close()
+
+
+def test_check_of_a_whole_corpus_says_nothing(tiny) -> None:
+    TokenWindows(tiny.manifest, 32).check(hash_all=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: np.where(np.arange(len(t)) == 9, 257, t).astype("<u4"),
+            r"token 9 is 257, but the tokenizer has 257",
+        ),
+        (lambda t: t.astype(">u4"), "ids; the file is damaged"),
+        (lambda t: np.concatenate([t[:-50], np.zeros(50, "<u4")]), "ends with id 0, not with the end-of-text id 256"),
+    ],
+)
+def test_check_of_a_damaged_shard_names_it_even_where_the_hash_agrees(tiny, change, message: str) -> None:
+    edit(tiny, 1, change, rehash=True)
+    with pytest.raises(CorpusError, match=message) as caught:
+        TokenWindows(tiny.manifest, 32).check()
+    assert "wikipedia-00000-01.bin" in str(caught.value)
+
+
+def test_check_of_one_changed_id_is_found_by_its_hash(tiny) -> None:
+    edit(tiny, 2, lambda t: np.where(np.arange(len(t)) == 3, (t + 1) % 256, t).astype("<u4"))
+    with pytest.raises(CorpusError, match=r"textbooks-00000-00\.bin: SHA-256"):
+        TokenWindows(tiny.manifest, 32).check()
+
+
+def test_open_with_a_short_or_missing_shard_is_refused(tiny) -> None:
+    edit(tiny, 0, lambda t: t[:-1])
+    with pytest.raises(CorpusError, match=r"wikipedia-00000-00\.bin: .* bytes"):
+        TokenWindows(tiny.manifest, 32)
+    (tiny.root / "tokens/wikipedia-00000-00.bin").unlink()
+    with pytest.raises(CorpusError, match="is not there"):
+        TokenWindows(tiny.manifest, 32)
+
+
+def test_open_without_any_window_is_refused(tiny) -> None:
+    with pytest.raises(CorpusError, match="hold no window of 1000001"):
+        TokenWindows(tiny.manifest, 1_000_000)
+
+
+def test_read_of_an_id_that_appeared_after_the_check_is_refused(tiny) -> None:
+    windows = TokenWindows(tiny.manifest, 32)
+    edit(tiny, 0, lambda t: np.full_like(t, 4000))
+    with pytest.raises(CorpusError, match="token 0 is 4,000"):
+        windows.read([0])

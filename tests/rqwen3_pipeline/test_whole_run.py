@@ -1,0 +1,310 @@
+"""`rqwen3 run` from source files to the evidence report: once, again, beside itself, and on bad input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+from model.files import hold_lock, read_json, sha256_file
+from rqwen3_pipeline.settings import SOURCES
+from tests.rqwen3_pipeline.corpus.made import write_sources
+
+PROFILE = """
+[run]
+name = "tiny"
+[data]
+origin = "folder"
+heldout_one_in = 5
+shard_max_tokens = 4000
+oracle_documents = 3
+[data.tokenizer]
+kind = "train"
+vocab_size = 400
+[model]
+vocab_size = 400
+d_model = 16
+n_layer = 1
+num_heads = 2
+num_kv_heads = 1
+head_dim = 8
+intermediate_size = 32
+max_seq_len = 32
+[training]
+max_steps = 30
+seq_len = 32
+micro_batch_size = 4
+learning_rate = 1e-2
+min_learning_rate = 1e-3
+warmup_steps = 3
+log_every_steps = 1
+save_every_steps = 10
+keep_last = 3
+eval_every_steps = 15
+eval_max_tokens = 300
+sample_every_steps = 15
+sample_new_tokens = 5
+lead_s = 1.0
+[evaluation]
+items = 12
+"""
+
+
+class Site:
+    """A folder with a profile and sources, and the command line on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "run root"
+        self.profile = folder / "tiny.toml"
+        self.sources = folder / "six sources"
+
+    def command(self, *arguments: str) -> list[str]:
+        flags = ["--profile", str(self.profile), "--home", str(self.home), "--workers", "1"]
+        return [sys.executable, "-m", "rqwen3_pipeline.cli", *flags, *arguments]
+
+    def rqwen3(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), capture_output=True, text=True, env={**os.environ, **environment}, check=False
+        )
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        return self.rqwen3("run", "--sources", str(self.sources))
+
+
+def make_site(folder: Path) -> Site:
+    site = Site(folder)
+    site.profile.write_text(PROFILE)
+    write_sources(site.sources)
+    return site
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Site:
+    site = make_site(tmp_path_factory.mktemp("finished"))
+    done = site.run()
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+@pytest.fixture
+def fresh(tmp_path) -> Site:
+    return make_site(tmp_path)
+
+
+def hashes(root: Path) -> dict[str, str]:
+    """Every file of a run root but Dagster's own and the logs."""
+    skipped = ("dagster", "logs")
+    files = [path for path in root.rglob("*") if path.is_file() and not any(part in skipped for part in path.parts)]
+    return {path.relative_to(root).as_posix(): sha256_file(path) for path in files}
+
+
+def test_run_from_sources_to_report_leaves_what_the_design_names(finished):
+    names = {path.relative_to(finished.home).as_posix() for path in finished.home.rglob("*")}
+    assert {
+        "sources.lock.json",
+        "manifest.json",
+        "experiments/tiny/checkpoints/final.pt",
+        "experiments/tiny/ledger.jsonl",
+        "experiments/tiny/config.toml",
+        "exports/tiny/model.safetensors",
+        "evaluations/tiny/scores.json",
+        "evidence/tiny/index.html",
+        "evidence/tiny/evidence.json",
+        "evidence/tiny/loss.csv",
+    } <= names
+    assert not [name for name in names if name.endswith(".tmp")]
+
+
+def test_shards_agree_with_the_manifest_by_sha256sum(finished):
+    manifest = read_json(finished.home / "manifest.json")
+    for shard in [*manifest["shards"], *manifest["heldout"]]:
+        path = finished.home / shard["path"]
+        assert path.stat().st_size == 4 * shard["tokens"]
+        printed = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
+        assert printed.split()[0].lstrip("\\") == shard["sha256"]
+
+
+def test_run_again_does_nothing(finished):
+    before = hashes(finished.home)
+    again = finished.run()
+    assert again.returncode == 0, again.stderr
+    stages = again.stdout.splitlines()[1:-4]
+    assert len(stages) >= 9
+    assert all("already done" in line for line in stages), again.stdout
+    assert hashes(finished.home) == before
+
+
+def test_every_asset_and_partition_is_materialized_in_dagster(finished):
+    with dg.DagsterInstance.from_config(str(finished.home / "dagster")) as instance:
+        for source in SOURCES:
+            keys = {f["key"] for f in read_json(finished.home / "sources.lock.json")["sources"][source]["files"]}
+            for asset in ("raw_files", "filtered_documents", "digests", "token_shards"):
+                assert instance.get_materialized_partitions(dg.AssetKey([asset, source])) == keys
+        assert instance.get_materialized_partitions(dg.AssetKey("submissions")) == {"tiny.01"}
+        event = instance.get_latest_materialization_event(dg.AssetKey(["evidence_report"]))
+        assert event is not None
+        runs = instance.get_runs()
+        assert {run.status.value for run in runs} == {"SUCCESS"}
+
+
+def test_partition_metadata_holds_its_own_funnel(finished):
+    with dg.DagsterInstance.from_config(str(finished.home / "dagster")) as instance:
+        key = dg.AssetKey(["filtered_documents", "wikipedia"])
+        found = instance.fetch_materializations(key, limit=10).records
+        (record,) = [record for record in found if record.partition_key == "00000"]
+        values = record.asset_materialization.metadata
+        reasons = {row.data["reason"]: row.data["documents"] for row in values["funnel"].value.records}
+        assert reasons["kept"] == values["kept"].value
+        assert sum(reasons.values()) == values["rows"].value == 40
+        assert reasons["disambiguation"] == 1
+
+
+def test_status_as_json_says_that_the_run_is_finished(finished):
+    found = json.loads(finished.rqwen3("status", "--json").stdout)
+    assert found["experiments"]["tiny"]["steps_saved"] == 30
+    assert found["experiments"]["tiny"]["max_steps"] == 30
+    shown = finished.rqwen3("status")
+    assert shown.returncode == 0
+    assert "tiny" in shown.stdout
+
+
+def test_corpus_built_again_by_other_workers_has_the_same_manifest(finished, tmp_path):
+    other = Site(finished.folder)
+    other.home = tmp_path / "other root"
+    command = other.command("corpus", "build", "--sources", str(other.sources))
+    command[command.index("--workers") + 1] = "3"
+    subprocess.run(command, check=True, capture_output=True)
+    assert (other.home / "manifest.json").read_bytes() == (finished.home / "manifest.json").read_bytes()
+
+
+def test_trace_prints_the_documents_of_a_sequence(finished):
+    printed = finished.rqwen3("trace", "--step", "1", "--sequence", "0")
+    assert printed.returncode == 0, printed.stderr
+    documents = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert documents
+    assert {document["source"] for document in documents} <= set(SOURCES)
+
+
+def test_generate_continues_the_prompt(finished):
+    printed = finished.rqwen3("generate", "--prompt", "water light", "--new-tokens", "4")
+    assert printed.returncode == 0, printed.stderr
+    assert "water light" in printed.stdout
+
+
+def test_second_copy_in_one_run_root_is_refused_with_the_holder(fresh):
+    with hold_lock(fresh.home / ".run.lock", "a test"):
+        refused = fresh.run()
+    assert refused.returncode == 73
+    assert f"a test (host {os.uname().nodename}, process {os.getpid()})" in refused.stderr
+
+
+def test_orphaned_dagster_run_of_a_dead_process_is_failed_and_the_stage_made_up(fresh):
+    from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_instance
+    from rqwen3_pipeline.settings import RunRoot
+
+    instance = open_instance(RunRoot(fresh.home))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = os.uname().nodename
+    orphan = instance.add_run(
+        dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED, tags={OWNER_TAG: f"{host}/{dead.pid}/1.0"})
+    )
+    elsewhere = instance.add_run(
+        dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED, tags={OWNER_TAG: f"other-{host}/{dead.pid}/1.0"})
+    )
+    assert fail_orphans(instance) == [orphan.run_id]
+    assert instance.get_run_by_id(orphan.run_id).status == dg.DagsterRunStatus.FAILURE
+    assert instance.get_run_by_id(elsewhere.run_id).status == dg.DagsterRunStatus.STARTED
+
+
+def one_sentence(refused: subprocess.CompletedProcess[str]) -> str:
+    assert refused.returncode not in (0, 73)
+    assert "Traceback" not in refused.stderr
+    return refused.stderr
+
+
+def test_column_missing_in_a_sample_file_is_named_and_nothing_is_locked(fresh):
+    path = fresh.sources / "pes2o.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns(["text"]), path)
+    error = one_sentence(fresh.run())
+    assert "pes2o.parquet" in error
+    assert "content" in error
+    assert not (fresh.home / "sources.lock.json").exists()
+
+
+def test_sample_file_truncated_is_named_and_nothing_is_locked(fresh):
+    path = fresh.sources / "wikipedia.parquet"
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert "wikipedia.parquet" in one_sentence(fresh.run())
+    assert not (fresh.home / "sources.lock.json").exists()
+
+
+def test_source_missing_in_the_folder_is_named(fresh):
+    (fresh.sources / "textbooks.parquet").unlink()
+    assert "textbooks" in one_sentence(fresh.run())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("max_steps = 30", "max_step = 30", ["max_step", "max_steps", "warmup_steps"]),
+        ("[evaluation]", "[evalution]", ["evalution", "evaluation"]),
+        ("items = 12", "itmes = 12", ["itmes", "items", "choices"]),
+        ("d_model = 16", 'd_model = "16"', ["model.d_model", "int"]),
+        ("[model]", "[model", ["tiny.toml", "line"]),
+        ("oracle_documents", "oracle_document", ["oracle_document", "oracle_documents"]),
+    ],
+)
+def test_configuration_broken_names_the_key_and_the_valid_ones(fresh, old, new, expected):
+    fresh.profile.write_text(PROFILE.replace(old, new, 1))
+    error = one_sentence(fresh.run())
+    for part in expected:
+        assert part in error
+    assert not fresh.home.exists()
+
+
+def test_profile_unknown_lists_those_there_are(fresh):
+    command = fresh.command("run")
+    command[command.index("--profile") + 1] = "dmeo"
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "demo" in one_sentence(refused)
+
+
+def test_workers_in_the_environment_not_a_number_is_refused_by_name(fresh):
+    command = fresh.command("status")
+    del command[command.index("--workers") : command.index("--workers") + 2]
+    environment = {**os.environ, "RQWEN3_WORKERS": "many"}
+    refused = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert refused.returncode == 2
+    assert "RQWEN3_WORKERS" in one_sentence(refused)
+
+
+def test_disk_too_full_is_refused_before_anything_is_written(fresh, monkeypatch):
+    from model.errors import DiskSpaceError
+    from rqwen3_pipeline.local_run import run_all
+    from rqwen3_pipeline.settings import Settings
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 1 << 20))
+    with pytest.raises(DiskSpaceError, match="RQWEN3_HOME"):
+        run_all(Settings(profile=str(fresh.profile), home=fresh.home, sources=fresh.sources))
+    assert not fresh.home.exists()
+
+
+def test_port_taken_is_refused_with_the_way_out(fresh):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = fresh.rqwen3("up", "--port", str(port))
+    assert f"Port {port}" in one_sentence(refused)
+    assert f"PORT={port + 1}" in refused.stderr
