@@ -1,10 +1,14 @@
 # The commands of the project. `make demo` is the place to begin; `make help` lists them.
 
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell command -v $(p) 2>/dev/null),$(p))) python3)
+# The first Python that is new enough and really runs; else python3, which bootstrap.py then refuses in words.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && exit; done; echo python3)
 PROFILE ?= demo
 PORT ?= 3000
 WORKERS ?= 2
 PY := .venv/bin/python
+HAVE_PYTHON = { command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) on this machine. Install Python 3.11 or \
+newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }; }
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
@@ -14,10 +18,10 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 install:  ## make .venv with everything the demo needs
-	@$(PYTHON) bootstrap.py training evaluation
+	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation
 
 develop:  ## make .venv with everything the checks and tests need
-	@$(PYTHON) bootstrap.py development
+	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py development
 
 ifdef SAMPLES
 demo: export RQWEN3_SOURCES := $(SAMPLES)

@@ -1,6 +1,23 @@
 """The commands that a person types next, in one place: the status view and the report name the same ones."""
 
-CORPUS_BUILD = "rqwen3 corpus build"
-"""Lock, fetch, filter, deduplicate, tokenize and fold the manifest; goes on where it was stopped."""
-RUN = "rqwen3 run"
-"""Every stage that is not done yet: the corpus, the training, export, evaluation and the report."""
+from dataclasses import dataclass
+
+from model.config import RunConfig
+from rqwen3_pipeline.settings import DEFAULT_PROFILE, profiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commands:
+    """What to type for one profile."""
+
+    corpus_build: str
+    """Lock, fetch, filter, deduplicate, tokenize and fold the manifest; goes on where it was stopped."""
+    run: str
+    """Every stage that is not done yet: the corpus, the training, export, evaluation and the report."""
+
+
+def commands(run: RunConfig) -> Commands:
+    """The commands for a run's profile; a configuration of one's own is named `FILE.toml`."""
+    profile = run.name if run.name in profiles() else "FILE.toml"
+    program = "rqwen3" if profile == DEFAULT_PROFILE else f"rqwen3 --profile {profile}"
+    return Commands(corpus_build=f"{program} corpus build", run=f"{program} run")

@@ -15,6 +15,8 @@ from model.errors import ConfigError
 SOURCES = ("fineweb_edu", "wikipedia", "openwebmath", "stackexchange", "pes2o", "textbooks")
 """The six sources, in the order in which the manifest lists them."""
 
+DEFAULT_PROFILE = "demo"
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -34,7 +36,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="RQWEN3_", env_ignore_empty=True, extra="ignore")
 
-    profile: str = "demo"
+    profile: str = DEFAULT_PROFILE
     """Name of a file in `configs/`, or the path of a TOML file."""
     home: Path | None = None
     """The run root; `var/<profile>` in the current folder by default."""

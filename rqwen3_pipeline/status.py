@@ -12,7 +12,7 @@ from typing import Any
 from model.config import RunConfig
 from model.errors import RQwen3Error
 from model.files import read_json, read_jsonl, sha256_file
-from rqwen3_pipeline import commands
+from rqwen3_pipeline.commands import commands
 from rqwen3_pipeline.corpus.build import items_of, pending
 from rqwen3_pipeline.corpus.lock import Lock, read_lock
 from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig, corpus_config
@@ -158,26 +158,26 @@ def _free_bytes(path: Path) -> int:
 def _next(found: dict[str, Any], run: RunConfig) -> dict[str, str | None]:
     """The next command to type, and why; no command when all is done or somebody is at it."""
     experiment = found["experiments"][run.name]
-    holder = experiment["lock"]
+    holder, command = experiment["lock"], commands(run).run
     missing = sum(len(row["missing"]) for rows in found["stages"].values() for row in rows.values())
     problems = [row["problem"] for rows in found["stages"].values() for row in rows.values() if "problem" in row]
     if found["lock"]["problem"]:
-        return {"command": commands.RUN, "why": found["lock"]["problem"]}
+        return {"command": command, "why": found["lock"]["problem"]}
     if not found["lock"]["present"]:
-        return {"command": commands.RUN, "why": "nothing is locked yet: it pins the source files and does every stage"}
+        return {"command": command, "why": "nothing is locked yet: it pins the source files and does every stage"}
     if problems:
-        return {"command": commands.RUN, "why": problems[0]}
+        return {"command": command, "why": problems[0]}
     if missing:
-        return {"command": commands.RUN, "why": f"{missing:,} pieces of the corpus are not made yet"}
+        return {"command": command, "why": f"{missing:,} pieces of the corpus are not made yet"}
     if not found["manifest"]["present"] or "problem" in found["manifest"]:
-        return {"command": commands.RUN, "why": "the corpus lacks its manifest"}
+        return {"command": command, "why": "the corpus lacks its manifest"}
     if holder is not None and holder["alive"]:
         return {"command": None, "why": f"submission {holder.get('submission')} is training (process {holder['pid']})"}
     if not experiment["finished"]:
         held = f" The lock names {holder.get('host')}; look there first whether it still trains." if holder else ""
         why = f"the training stands at step {experiment['steps_saved']:,} of {run.training.max_steps:,}."
-        return {"command": commands.RUN, "why": why + held}
+        return {"command": command, "why": why + held}
     for what, key in (("the export", "exports"), ("the evaluation", "evaluations"), ("the report", "evidence")):
         if run.name not in found[key]:
-            return {"command": commands.RUN, "why": f"{what} is not made yet"}
+            return {"command": command, "why": f"{what} is not made yet"}
     return {"command": None, "why": f"all is done; read {Path(found['home']) / found['evidence'][run.name]}"}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from model.config import RunConfig
-from rqwen3_pipeline import commands
+from rqwen3_pipeline.commands import commands
 from rqwen3_pipeline.evidence.checks import check, corpus_checks, receipt_checks, training_checks
 from rqwen3_pipeline.evidence.funnel import corpus_evidence
 from rqwen3_pipeline.evidence.known_runs import CAVEAT, KNOWN_RUN, MODELS, SCORES
@@ -135,22 +135,22 @@ def _missing(
 ) -> list[dict[str, str]]:
     """What is not there yet, each with the command that makes it, in the order in which it is made."""
     sampled = {sample["step"] for sample in logs.samples}
-    export = root.export(run.name)
+    export, type_next = root.export(run.name), commands(run)
     wanted: list[tuple[bool, str, str]] = [
-        (not root.lock.is_file(), "the lock of the sources", commands.CORPUS_BUILD),
-        (corpus["manifest_file"] is None, "the corpus and its manifest", commands.CORPUS_BUILD),
-        (not logs.train.points, "the training's metrics", commands.RUN),
-        (not logs.ledger, "the ledger of submissions", commands.RUN),
-        (not logs.heldout.points, "the held-out loss", commands.RUN),
-        (0 not in sampled, "the sample before training", commands.RUN),
-        (run.training.max_steps not in sampled, "the sample after the last step", commands.RUN),
-        (steps_kept(logs) < run.training.max_steps, "the remaining steps of the training", commands.RUN),
-        (not (logs.folder / "checkpoints" / "final.pt").is_file(), "the final checkpoint", commands.RUN),
-        (not export.is_dir() or not any(export.iterdir()), "the export for Hugging Face", commands.RUN),
-        (evaluation is None, "the evaluation's scores", commands.RUN),
+        (not root.lock.is_file(), "the lock of the sources", type_next.corpus_build),
+        (corpus["manifest_file"] is None, "the corpus and its manifest", type_next.corpus_build),
+        (not logs.train.points, "the training's metrics", type_next.run),
+        (not logs.ledger, "the ledger of submissions", type_next.run),
+        (not logs.heldout.points, "the held-out loss", type_next.run),
+        (0 not in sampled, "the sample before training", type_next.run),
+        (run.training.max_steps not in sampled, "the sample after the last step", type_next.run),
+        (steps_kept(logs) < run.training.max_steps, "the remaining steps of the training", type_next.run),
+        (not (logs.folder / "checkpoints" / "final.pt").is_file(), "the final checkpoint", type_next.run),
+        (not export.is_dir() or not any(export.iterdir()), "the export for Hugging Face", type_next.run),
+        (evaluation is None, "the evaluation's scores", type_next.run),
     ]
     found = [{"what": what, "command": command} for absent, what, command in wanted if absent]
     if corpus["manifest_file"] is not None:
         empty = [row["source"] for row in corpus["sources"] if not row["tokens_used"]]
-        found += [{"what": f"tokens of {name}", "command": commands.CORPUS_BUILD} for name in empty]
+        found += [{"what": f"tokens of {name}", "command": type_next.corpus_build} for name in empty]
     return found

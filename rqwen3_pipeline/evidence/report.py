@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from model.config import RunConfig
 from model.files import write_json, write_text
-from rqwen3_pipeline import commands
+from rqwen3_pipeline.commands import commands
 from rqwen3_pipeline.evidence.charts import BarChart, LineChart, Series, bar_chart, line_chart
 from rqwen3_pipeline.evidence.collect import collect
 from rqwen3_pipeline.evidence.curves import loss_csv, of_source
@@ -80,7 +80,7 @@ def render_page(evidence: dict[str, Any], logs: Logs, run: RunConfig) -> str:
         e=evidence,
         charts=charts,
         shown_samples=[_split(sample) for sample in _chosen(evidence["training"]["samples"])],
-        commands=commands,
+        commands=commands(run),
         main_packages=MAIN_PACKAGES,
         ours=_beside_known_run(evidence),
     )

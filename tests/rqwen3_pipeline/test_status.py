@@ -27,7 +27,7 @@ def look(sample):
 
 def test_status_of_an_empty_root_names_the_first_command_and_makes_nothing(empty_run):
     found, text = look(empty_run)
-    assert found["next"]["command"] == "rqwen3 run"
+    assert found["next"]["command"] == "rqwen3 --profile FILE.toml run"
     assert found["stages"] == {}
     assert "not locked yet" in text
     assert "not begun" in text
@@ -53,7 +53,10 @@ def test_status_of_a_built_corpus_counts_like_its_manifest(corpus_run):
             assert counts[name] == manifest["sources"][source][name]
     assert found["manifest"]["sha256"] == sha256_file(corpus_run.root.manifest)
     assert found["manifest"]["tokens_used"] == sum(shard["tokens_used"] for shard in manifest["shards"])
-    assert found["next"] == {"command": "rqwen3 run", "why": "the training stands at step 0 of 200."}
+    assert found["next"] == {
+        "command": "rqwen3 --profile FILE.toml run",
+        "why": "the training stands at step 0 of 200.",
+    }
 
 
 def test_status_after_a_piece_was_lost_names_it(corpus_run):
@@ -61,7 +64,7 @@ def test_status_after_a_piece_was_lost_names_it(corpus_run):
     found, text = look(corpus_run)
     assert found["stages"]["filtered"]["pes2o"]["missing"] == ["00000"]
     assert "pieces of the corpus are not made yet" in found["next"]["why"]
-    assert "next: rqwen3 run" in text
+    assert "next: rqwen3 --profile FILE.toml run" in text
 
 
 def test_status_without_a_manifest_says_so(corpus_run):
@@ -90,7 +93,10 @@ def test_status_of_a_killed_training_shows_saved_and_logged_steps(corpus_run):
 
 @pytest.mark.parametrize(
     ("host", "command", "says"),
-    [(socket.gethostname(), None, "submission 2 is training"), ("elsewhere", "rqwen3 run", "The lock names elsewhere")],
+    [
+        (socket.gethostname(), None, "submission 2 is training"),
+        ("elsewhere", "rqwen3 --profile FILE.toml run", "The lock names elsewhere"),
+    ],
 )
 def test_status_with_the_lock_held_tells_whether_somebody_trains(corpus_run, host, command, says):
     corpus_run.begin()

@@ -155,8 +155,8 @@ def test_collect_of_an_empty_root_makes_up_nothing(empty_run):
     assert evidence["windows"] is None
     assert evidence["evaluation"] is None
     missing = {item["what"]: item["command"] for item in evidence["missing"]}
-    assert missing["the corpus and its manifest"] == "rqwen3 corpus build"
-    assert missing["the evaluation's scores"] == "rqwen3 run"
+    assert missing["the corpus and its manifest"] == "rqwen3 --profile FILE.toml corpus build"
+    assert missing["the evaluation's scores"] == "rqwen3 --profile FILE.toml run"
     assert "No step" in evidence["headline"]
 
 

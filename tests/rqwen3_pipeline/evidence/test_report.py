@@ -108,7 +108,7 @@ def test_page_of_an_unfinished_run_comes_out_and_names_the_commands(empty_run, c
     page = page_of(sample)
     assert_self_contained(page)
     assert "pending" in page.words
-    assert "rqwen3 run" in page.words
+    assert "rqwen3 --profile FILE.toml run" in page.words
     assert "nan" not in page.words.lower().replace("finance", "")
 
 
