@@ -1,0 +1,124 @@
+"""The real webserver and daemon on a finished run root: the UI's API, `dagster job backfill`, and a clean stop."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from model.files import read_json
+from tests.rqwen3_pipeline.site import Site, make_site
+
+WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Served:
+    """`rqwen3 up` on a site."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.port = site, free_port()
+        self.process = subprocess.Popen(site.command("up", "--port", str(self.port)), stdout=subprocess.PIPE, text=True)
+        self.wait_until(lambda: self.query("{ version }"), 90)
+
+    def query(self, query: str, **variables: object) -> dict:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def wait_until(self, ready, timeout_s: float):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                if found := ready():
+                    return found
+            except OSError:
+                pass
+            assert time.monotonic() < deadline, "it did not come about in time"
+            assert self.process.poll() is None, "rqwen3 up has ended"
+            time.sleep(0.5)
+
+    def runs(self, job: str) -> list[dict]:
+        found = self.query(
+            "query($job: String) { runsOrError(filter: {pipelineName: $job}) { ... on Runs { results { runId status "
+            "tags { key value } } } } }",
+            job=job,
+        )
+        return found["runsOrError"]["results"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    site = make_site(tmp_path_factory.mktemp("a served site"))
+    assert site.run().returncode == 0
+    server = Served(site)
+    yield server
+    if server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=60)
+
+
+@pytest.mark.long
+def test_code_location_loads_and_all_daemons_are_healthy(served):
+    location = (
+        "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
+    )
+    (entry,) = served.query(location)["workspaceOrError"]["locationEntries"]
+    assert (entry["name"], entry["locationOrLoadError"]["__typename"]) == ("rqwen3", "RepositoryLocation")
+    health = "{ instance { daemonHealth { allDaemonStatuses { daemonType required healthy } } } }"
+
+    def healthy():
+        statuses = served.query(health)["instance"]["daemonHealth"]["allDaemonStatuses"]
+        return all(status["healthy"] for status in statuses if status["required"])
+
+    served.wait_until(healthy, 60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_job_backfill_of_some_partitions_makes_exactly_those_again(served):
+    home = served.site.home
+    keys = [file["key"] for file in read_json(home / "sources.lock.json")["sources"]["openwebmath"]["files"]]
+    files = [home / "filtered" / "openwebmath" / f"{key}.parquet" for key in keys]
+    before = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+    environment = {**os.environ, "DAGSTER_HOME": str(home / "dagster"), "RQWEN3_PROFILE": str(served.site.profile)}
+    command = [sys.executable, "-m", "dagster", "job", "backfill", "-w", str(WORKSPACE), "--noprompt"]
+    command += ["-j", "filtered_documents_openwebmath", "--partitions", ",".join(keys)]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+
+    def finished():
+        runs = [run for run in served.runs("filtered_documents_openwebmath") if "dagster/backfill" in str(run["tags"])]
+        assert not [run for run in runs if run["status"] == "FAILURE"]
+        return len(runs) == len(keys) and all(run["status"] == "SUCCESS" for run in runs)
+
+    served.wait_until(finished, 300)
+    assert [file.read_bytes() for file in files] == before
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_up_stopped_leaves_no_process_behind(served):
+    children = psutil.Process(served.process.pid).children(recursive=True)
+    assert children
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(timeout=60) == 0
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, alive
+    assert "127.0.0.1" in served.process.stdout.read()
