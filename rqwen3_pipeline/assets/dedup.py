@@ -13,7 +13,7 @@ def survivors_asset(group: str, sources: tuple[str, ...]) -> dg.AssetsDefinition
 
     @dg.asset(
         key=dg.AssetKey(["survivors", group]),
-        group_name="documents",
+        group_name="survivors",
         kinds={"numpy"},
         owners=OWNERS,
         code_version=CODE_VERSION,

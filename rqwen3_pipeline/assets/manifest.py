@@ -7,7 +7,7 @@ from rqwen3_pipeline.settings import SOURCES
 
 
 @dg.asset(
-    group_name="tokens",
+    group_name="manifest",
     kinds={"json"},
     owners=OWNERS,
     code_version=CODE_VERSION,

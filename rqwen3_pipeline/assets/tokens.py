@@ -9,7 +9,7 @@ from rqwen3_pipeline.settings import SOURCES
 
 
 @dg.asset(
-    group_name="tokens",
+    group_name="token_shards",
     kinds={"json"},
     owners=OWNERS,
     code_version=CODE_VERSION,
@@ -33,7 +33,7 @@ token_shards = [
         stage="tokens",
         name="token_shards",
         source=source,
-        group="tokens",
+        group="token_shards",
         deps=[
             dg.AssetKey(["filtered_documents", source]),
             dg.AssetKey(["survivors", _group_of(source)]),

@@ -119,6 +119,6 @@ def test_up_stopped_leaves_no_process_behind(served):
     assert children
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(timeout=60) == 0
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, alive
     assert "127.0.0.1" in served.process.stdout.read()
