@@ -12,7 +12,7 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all clean
+.PHONY: help install demo ui check test test-all bench-memory clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -38,13 +38,16 @@ check: develop  ## the static part: style, types, import arrows
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@.venv/bin/lint-imports --no-cache
-	@$(PY) -m pyright
+	@$(PY) -m pyright -p .
 
 test: check  ## everything that is checked at each change
 	@$(PY) -m pytest -m "not long"
 
 test-all: develop  ## the long tests
 	@$(PY) -m pytest -m long
+
+bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward shapes: MB=500 makes them smaller
+	@PYTHONPATH=. $(PY) bench/filter_memory.py $(if $(MB),--mb $(MB))
 
 clean:  ## delete what the demo made; .venv stays
 	rm -rf var
