@@ -10,12 +10,14 @@ from pathlib import Path
 
 import dagster as dg
 import psutil
+import yaml
 from dagster import DagsterRunStatus, RunsFilter
 
 from model.errors import EnvironmentProblem
 from model.files import NETWORK_FILE_SYSTEMS, file_system_kind, write_text
 from rqwen3_pipeline.settings import RunRoot, shipped
 
+LOCAL_CONFIG = "dagster.local.yaml"
 OWNER_TAG = "rqwen3/owner"
 """Tag of a run that lives in a local process: `<host>/<pid>/<start time of the process>`."""
 
@@ -47,8 +49,27 @@ def render_home(root: RunRoot) -> Path:
 def open_instance(root: RunRoot) -> dg.DagsterInstance:
     """The instance of a run root, its storage created; sets DAGSTER_HOME for this process and its children."""
     os.environ["DAGSTER_HOME"] = str(render_home(root))
-    instance = dg.DagsterInstance.get()
-    instance.get_runs_count()
+    return _opened(dg.DagsterInstance.get())
+
+
+def open_local_instance(root: RunRoot) -> dg.DagsterInstance:
+    """The same instance for runs inside this process: what they print goes to the terminal and is not captured.
+
+    Capturing would take standard error away from the progress bars, and start two processes a run.
+    """
+    home = render_home(root)
+    os.environ["DAGSTER_HOME"] = str(home)
+    config = yaml.safe_load((home / "dagster.yaml").read_text(encoding="utf-8"))
+    config["compute_logs"] = {
+        "module": "dagster._core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
+    }
+    write_text(home / LOCAL_CONFIG, yaml.safe_dump(config))
+    return _opened(dg.DagsterInstance.from_config(str(home), LOCAL_CONFIG))
+
+
+def _opened(instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    instance.get_runs_count()  # creates the tables
     return instance
 
 

@@ -20,7 +20,7 @@ from rqwen3_pipeline import training
 from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.definitions import defs
-from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_instance, owner
+from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_local_instance, owner
 from rqwen3_pipeline.settings import Settings
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -31,6 +31,12 @@ LEAST_FREE_BYTES = 1 << 30
 
 class StageFailedError(RQwen3Error):
     """A stage ended red; what its partitions say is in the message."""
+
+
+class InterruptedRunError(RQwen3Error):
+    """Somebody pressed Ctrl-C, or sent SIGTERM."""
+
+    exit_code = 130
 
 
 @dataclass
@@ -67,6 +73,7 @@ class LocalRun:
 
         Raises:
             StageFailedError: a step failed, or a blocking check did.
+        InterruptedRunError: it was stopped from outside; what was finished stays.
         """
         result = defs.resolve_job_def(job).execute_in_process(
             instance=self.instance,
@@ -78,6 +85,8 @@ class LocalRun:
         )
         self.changed = True
         if not result.success:
+            if "DagsterExecutionInterruptedError" in _reasons(result):
+                raise InterruptedRunError("stopped. The same command goes on from here.")
             raise StageFailedError(f"{job} failed. {_reasons(result)}\nMend that and run the same command again.")
 
     def told(self, key: Sequence[str], partition: str | None = None) -> bool:
@@ -127,7 +136,7 @@ def run_all(settings: Settings) -> LocalRun:
     _check_configuration(here)
     require_free_bytes(here.root.path, LEAST_FREE_BYTES, "a run from the sources to the report")
     with hold_lock(here.root.path / ".run.lock", "rqwen3 run"):
-        instance = open_instance(here.root)
+        instance = open_local_instance(here.root)
         fail_orphans(instance)
         run = LocalRun(here, instance)
         _corpus(run)
@@ -185,7 +194,7 @@ def _lock(run: LocalRun) -> int:
 
     here = run.here
     before = here.root.lock.read_bytes() if here.root.lock.exists() else None
-    lock = lock_origin(here.root, here.corpus, here.settings.sources)
+    lock = lock_origin(here.root, here.corpus, here.run.training, here.settings.sources)
     if before == here.root.lock.read_bytes() and run.told(["source_lock"]):
         register_partitions(run.instance, lock)
         return 0
