@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -79,6 +80,14 @@ def test_holder_on_another_host_is_judged_by_the_command_alone(
     else:
         with pytest.raises(LockHeldError, match="elsewhere"):
             lock.acquire(tmp_path / "LOCK", RECORD, command)
+
+
+def test_job_alive_command_is_given_the_job_id_last(tmp_path: Path) -> None:
+    write_holder(tmp_path / "LOCK", host="elsewhere", job_id="12")
+    seen = tmp_path / "seen"
+    code = f"import sys; open({str(seen)!r}, 'w').write(sys.argv[-1]); sys.exit(1)"
+    command = shlex.join([sys.executable, "-c", code])
+    lock.acquire(tmp_path / "LOCK", RECORD, command)
 
 
 def test_job_alive_command_is_given_the_job_id_last(tmp_path: Path) -> None:
