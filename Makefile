@@ -12,13 +12,13 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory clean
+.PHONY: help install demo ui check test test-all bench-memory bench-model clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 install:  ## make .venv with everything the demo needs
-	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation
+	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation hub
 
 develop:  ## make .venv with everything the checks and tests need
 	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py development
@@ -48,6 +48,9 @@ test-all: develop  ## the long tests
 
 bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward shapes: MB=500 makes them smaller
 	@PYTHONPATH=. $(PY) bench/filter_memory.py $(if $(MB),--mb $(MB))
+
+bench-model: develop  ## step time and memory of the model against transformers; on a GPU tokens/s and MFU: PAIRS=9
+	@$(PY) -m bench.model --pairs $(or $(PAIRS),7)
 
 clean:  ## delete what the demo made; .venv stays
 	rm -rf var

@@ -53,6 +53,16 @@ class CoreConfig:
     """Use the embedding as the output head."""
     dropout: float = 0.0
     """Share of activations dropped after attention and feed-forward while training."""
+    num_experts: int = 0
+    """Experts of a sparse block's feed-forward; 0 makes every block dense."""
+    num_experts_per_tok: int = 2
+    """Experts that each token goes through."""
+    moe_intermediate_size: int = 0
+    """Inner width of one expert."""
+    decoder_sparse_step: int = 2
+    """Every so many blocks one is sparse: with 2, the second, the fourth, …"""
+    router_aux_loss_coef: float = 0.001
+    """Weight of the loss that keeps the experts evenly used."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "d_model", "n_layer", "num_heads", "num_kv_heads", "head_dim")
@@ -66,17 +76,63 @@ class CoreConfig:
         _require(0.0 <= self.dropout < 1.0, f"model.dropout = {self.dropout} must lie in [0, 1)")
         _require(self.rope_theta > 1.0, f"model.rope_theta = {self.rope_theta} must be above 1")
         _require(self.rms_norm_eps > 0.0, f"model.rms_norm_eps = {self.rms_norm_eps} must be above 0")
+        _require(self.num_experts >= 0, f"model.num_experts = {self.num_experts} must not be negative")
+        if self.num_experts:
+            self._check_experts()
 
-    def block_parameters(self) -> int:
+    def _check_experts(self) -> None:
+        for name in ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"):
+            _require(getattr(self, name) >= 1, f"model.{name} = {getattr(self, name)} must be at least 1 with experts")
+        _require(
+            self.num_experts_per_tok <= self.num_experts,
+            f"model.num_experts_per_tok = {self.num_experts_per_tok} exceeds model.num_experts = {self.num_experts}",
+        )
+        _require(
+            self.router_aux_loss_coef >= 0.0,
+            f"model.router_aux_loss_coef = {self.router_aux_loss_coef} must not be negative",
+        )
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether block number `layer`, from 0, has a mixture of experts."""
+        return self.num_experts > 0 and (layer + 1) % self.decoder_sparse_step == 0
+
+    @property
+    def sparse_layers(self) -> int:
+        """Number of blocks with a mixture of experts."""
+        return sum(self.is_sparse(layer) for layer in range(self.n_layer))
+
+    def attention_parameters(self) -> int:
+        """Matrices of one block's attention."""
+        return self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    def norm_parameters(self) -> int:
+        """Norm weights of one block."""
+        return 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
+
+    def feed_forward_parameters(self, *, sparse: bool = False, active: bool = False) -> int:
+        """Matrices of one block's feed-forward.
+
+        Args:
+            sparse: of a block with experts: those, and the router.
+            active: only what one token goes through.
+        """
+        if not sparse:
+            return 3 * self.d_model * self.intermediate_size
+        experts = self.num_experts_per_tok if active else self.num_experts
+        return 3 * self.d_model * self.moe_intermediate_size * experts + self.d_model * self.num_experts
+
+    def block_parameters(self, *, sparse: bool = False, active: bool = False) -> int:
         """Parameters of one block: attention, feed-forward and norms."""
-        attention = self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
-        return attention + 3 * self.d_model * self.intermediate_size + norms
+        feed_forward = self.feed_forward_parameters(sparse=sparse, active=active)
+        return self.attention_parameters() + feed_forward + self.norm_parameters()
 
-    def parameters(self) -> int:
-        """All parameters of the model; a tied head counts once."""
+    def parameters(self, *, active: bool = False) -> int:
+        """All parameters of the model, or those one token goes through; a tied head counts once."""
         embeddings = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
-        return embeddings + self.n_layer * self.block_parameters() + self.d_model
+        sparse = self.sparse_layers
+        blocks = (self.n_layer - sparse) * self.block_parameters()
+        blocks += sparse * self.block_parameters(sparse=True, active=active)
+        return embeddings + blocks + self.d_model
 
     def flops_per_token(self, seq_len: int) -> int:
         """Forward and backward FLOPs per token: 6·(N − embedding) + 12·L·H·hd·T.
@@ -84,7 +140,9 @@ class CoreConfig:
         The convention of nanochat's `estimate_flops` and torchtitan's
         `get_dense_model_nparams_and_flops`; attention is counted in full, recomputation is not.
         """
-        matmul_parameters = self.parameters() - (0 if self.tie_embeddings else self.vocab_size * self.d_model)
+        matmul_parameters = self.parameters(active=True) - (
+            0 if self.tie_embeddings else self.vocab_size * self.d_model
+        )
         return 6 * matmul_parameters + 12 * self.n_layer * self.num_heads * self.head_dim * seq_len
 
 
@@ -146,6 +204,8 @@ class TrainConfig:
     """Compile each block; on CUDA only."""
     deterministic: bool = False
     """Ask CUDA for the same bits in every run, at some cost in speed."""
+    recompute: bool = False
+    """Keep only each block's input, and make the rest again in the backward pass: less memory, a quarter more work."""
 
     def __post_init__(self) -> None:
         sizes = ("max_steps", "seq_len", "micro_batch_size", "accumulation", "keep_last", "sample_new_tokens")

@@ -14,7 +14,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from model.errors import CorpusError, DiskSpaceError, LockHeldError
 
@@ -182,27 +182,43 @@ def file_system_kind(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, purpose: str) -> Iterator[None]:
-    """Hold an exclusive lock while the block runs; the file names the holder.
+def hold_lock(path: Path, purpose: str, what: str | None = None) -> Iterator[None]:
+    """Hold an exclusive lock while the block runs; the file names the holder, and goes when it is done.
 
     The kernel frees it when the process dies, however it dies. It guards one host: processes on
     other hosts are told apart only where the file system passes `flock` on.
+
+    Args:
+        path: the lock file.
+        purpose: what the holder does, for whoever is refused.
+        what: what is locked, in words; the folder of `path` by default.
 
     Raises:
         LockHeldError: another process holds it; the message gives its host, process and purpose.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "an unknown process"
-            raise LockHeldError(f"{path.parent}: in use by {holder}. Wait until it ends, or stop it first.") from error
+    with _locked(path, what or str(path.parent)) as file:
         file.truncate(0)
         file.write(f"{purpose} (host {socket.gethostname()}, process {os.getpid()})")
         file.flush()
         try:
             yield
         finally:
-            file.truncate(0)
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path, what: str) -> TextIO:
+    """The lock file, opened and locked; one that its last holder has just deleted is no lock any more."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            with file:
+                file.seek(0)
+                holder = file.read().strip() or "an unknown process"
+            raise LockHeldError(f"{what}: in use by {holder}. Wait until it ends, or stop it first.") from error
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()

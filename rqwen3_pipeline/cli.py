@@ -18,6 +18,9 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("rqwen3: stopped. The same command goes on from here.", err=True)
+            ctx.exit(130)
         except RQwen3Error as error:
             click.echo(f"rqwen3: {error}", err=True)
             ctx.exit(error.exit_code)
@@ -113,26 +116,49 @@ def status(ctx: click.Context, as_json: bool) -> None:
     click.echo(json.dumps(found, indent=1) if as_json else render(found))
 
 
+@main.command()
+@click.argument("assets", nargs=-1, required=True, metavar="ASSET...")
+@click.option("--source", "named", multiple=True, metavar="NAME", help="Only this source; may be given several times.")
+@click.option("--partitions", metavar="N-M", help="Only these files of the lock, from 0: 3, 3-7, or 0,3-7.")
+@click.pass_context
+def backfill(ctx: click.Context, assets: tuple[str, ...], named: tuple[str, ...], partitions: str | None) -> None:
+    """Make partitions of ASSETs (filtered_documents, or filtered_documents/wikipedia) in the daemon."""
+    import warnings
+
+    settings = _settings(ctx)
+    warnings.filterwarnings("ignore", module="dagster")
+    from rqwen3_pipeline.backfill import submit
+
+    for one in submit(settings, assets, named, partitions):
+        click.echo(f"{one.id}  {', '.join(one.assets)}: {len(one.partitions)} partitions")
+
+
 @main.group()
 def sources() -> None:
     """The source files: pin them, fetch them."""
 
 
 @sources.command("lock")
-@click.option("--folder", type=FOLDER, help="A folder with the six sources.")
+@click.option("--folder", type=FOLDER, help="A folder with the six sources, instead of what the profile says.")
+@click.option("--update", is_flag=True, help="Ask the Hub what is there now, though the files are locked already.")
 @click.pass_context
-def sources_lock(ctx: click.Context, folder: Path | None) -> None:
-    """Pin which files are read: paths, sizes, SHA-256."""
-    from rqwen3_pipeline.corpus.origin import lock_origin
-    from rqwen3_pipeline.corpus.sources import corpus_config
-    from rqwen3_pipeline.settings import SOURCES
+def sources_lock(ctx: click.Context, folder: Path | None, update: bool) -> None:
+    """Pin which files are read: data sets, revisions, paths, sizes, SHA-256."""
+    from rqwen3_pipeline.source_commands import lock_sources
 
-    settings = _settings(ctx, sources=folder)
-    lock = lock_origin(settings.root, corpus_config(settings.run_config), settings.sources)
-    for source in SOURCES:
-        files = lock.files(source)
-        click.echo(f"{source:<14} {len(files):>4} files {sum(file.size_bytes for file in files):>16,} bytes")
-    click.echo(str(settings.root.lock))
+    lock_sources(_settings(ctx, sources=folder), update)
+
+
+@sources.command("fetch")
+@click.option("--source", "named", multiple=True, metavar="NAME", help="Only this source; may be given several times.")
+@click.option("--files", metavar="N-M", help="Only these files of the lock, from 0: 3, 3-7, or 0,3-7.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes. [RQWEN3_WORKERS, 2]")
+@click.pass_context
+def sources_fetch(ctx: click.Context, named: tuple[str, ...], files: str | None, workers: int | None) -> None:
+    """Bring the locked files into the run root, verified by size and SHA-256."""
+    from rqwen3_pipeline.source_commands import fetch_sources
+
+    ctx.exit(fetch_sources(_settings(ctx, workers=workers), named, files))
 
 
 @main.group()
@@ -149,7 +175,6 @@ def corpus_build(ctx: click.Context, folder: Path | None, tokenizer: Path | None
     """Build every piece that is missing, from the lock to the manifest."""
     from model.files import hold_lock
     from rqwen3_pipeline.corpus.build import build_corpus
-    from rqwen3_pipeline.corpus.origin import origin_folder
     from rqwen3_pipeline.corpus.sources import corpus_config
 
     settings = _settings(ctx, sources=folder, tokenizer=tokenizer)
@@ -159,13 +184,55 @@ def corpus_build(ctx: click.Context, folder: Path | None, tokenizer: Path | None
             settings.root,
             config,
             settings.run_config.training,
-            origin_folder(settings.root, config, settings.sources),
+            settings.sources,
             settings.tokenizer,
             workers=settings.workers,
             progress=_report_piece,
             rebuild=rebuild,
         )
     click.echo(str(settings.root.manifest))
+
+
+@corpus.command("filter")
+@click.option("--source", "named", multiple=True, metavar="NAME", help="Only this source; may be given several times.")
+@click.option("--files", metavar="N-M", help="Only these files of the lock, from 0: 3, 3-7, or 0,3-7.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes. [RQWEN3_WORKERS, 2]")
+@click.option("--rebuild", is_flag=True, help="Replace what other settings made, instead of refusing.")
+@click.pass_context
+def corpus_filter(
+    ctx: click.Context, named: tuple[str, ...], files: str | None, workers: int | None, rebuild: bool
+) -> None:
+    """Filter the fetched files that are not filtered yet, and count why documents go."""
+    from rqwen3_pipeline.corpus_commands import filter_files
+
+    ctx.exit(filter_files(_settings(ctx, workers=workers), named, files, rebuild))
+
+
+@corpus.command("funnel")
+@click.option("--source", "named", multiple=True, metavar="NAME", help="Only this source; may be given several times.")
+@click.option("--json", "as_json", is_flag=True, help="For a program.")
+@click.pass_context
+def corpus_funnel(ctx: click.Context, named: tuple[str, ...], as_json: bool) -> None:
+    """How many rows of each source were kept, and why the others were not."""
+    from rqwen3_pipeline.corpus_commands import print_funnel
+
+    print_funnel(_settings(ctx), named, as_json)
+
+
+@corpus.command("show")
+@click.option("--source", required=True, metavar="NAME")
+@click.option(
+    "--dropped-for", "reason", required=True, metavar="REASON", help="A reason of the funnel; kept is one too."
+)
+@click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="How many, evenly spread.")
+@click.option("--chars", default=1500, show_default=True, type=click.IntRange(1), help="Characters of each to print.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a document, whole.")
+@click.pass_context
+def corpus_show(ctx: click.Context, source: str, reason: str, count: int, chars: int, as_json: bool) -> None:
+    """Print the documents behind a number of the funnel, read again from the raw files."""
+    from rqwen3_pipeline.corpus_commands import show_documents
+
+    show_documents(_settings(ctx), source, reason, count, chars, as_json)
 
 
 def _report_piece(outcome: Any) -> None:
@@ -192,19 +259,70 @@ def trace(ctx: click.Context, step: int, sequence: int) -> None:
 
 
 @main.command()
-@click.option("--prompt", required=True, help="The text to continue.")
-@click.option("--new-tokens", default=60, show_default=True, type=click.IntRange(1))
+@click.option("--config", type=FILE, help="The run's TOML file. [the profile's]")
+@click.option("--gpu", metavar="NAME", help="l40s, a100-40, a100-80, h100, h200 or 4090. [all of them]")
+@click.option("--micro-batch-size", type=click.IntRange(1), help="Instead of the configuration's.")
+@click.option("--mfu", type=click.FloatRange(0.0, 1.0, min_open=True), help="Share of the peak to compute times for.")
+@click.option("--precision", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True)
+@click.option("--attention", type=click.Choice(["fused", "scores"]), default="fused", show_default=True)
+@click.option("--head", type=click.Choice(["chunked", "full"]), default="chunked", show_default=True)
+@click.option("--eager", is_flag=True, help="Blocks that are not compiled.")
+@click.option("--dropout", type=click.FloatRange(0.0, 1.0, max_open=True), help="Instead of the configuration's.")
+@click.option("--recompute", is_flag=True, help="Make activations again in the backward pass.")
+@click.option("--json", "as_json", is_flag=True, help="For a program.")
 @click.pass_context
-def generate(ctx: click.Context, prompt: str, new_tokens: int) -> None:
-    """Continue a prompt with the run's final model."""
+def plan(ctx: click.Context, config: Path | None, gpu: str | None, as_json: bool, **changes: Any) -> None:
+    """Memory, time and disk of a run, from its configuration alone; refuses what does not fit the GPU."""
+    import json
+
+    from model.config import load_run_config
+    from model.errors import ConfigError
+    from model.gpus import gpu_named
+    from rqwen3_pipeline import plan as planning
+
+    run = load_run_config(config) if config else _settings(ctx).run_config
+    device = gpu_named(gpu) if gpu else None
+    run, how = planning.changed(run, **{key: value for key, value in changes.items() if key != "mfu"})
+    found = planning.make_plan(run, how, device, changes["mfu"])
+    click.echo(json.dumps(found, indent=1) if as_json else planning.render(found))
+    if device and (why := planning.refusal(run, how, device)):
+        raise ConfigError(why)
+
+
+@main.command()
+@click.pass_context
+def selfcheck(ctx: click.Context) -> None:
+    """Recompute the published arithmetic: parameters, FLOPs, memory, the reference run's crashes."""
+    from rqwen3_pipeline.selfcheck import claims, render
+
+    found = claims()
+    click.echo(render(found))
+    ctx.exit(0 if all(claim.holds for claim in found) else 1)
+
+
+@main.command()
+@click.option("--prompt", required=True, help="The text to continue.")
+@click.option("--weights", type=FOLDER, help="A published folder (Qwen3 or Llama kind). [the run's final model]")
+@click.option("--new-tokens", default=60, show_default=True, type=click.IntRange(1))
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--top-p", default=1.0, show_default=True, help="Choose among the likeliest with this probability.")
+@click.option("--seed", default=0, show_default=True)
+@click.pass_context
+def generate(ctx: click.Context, prompt: str, weights: Path | None, **sampling: float) -> None:
+    """Continue a prompt with the run's final model, or with published weights."""
     import subprocess
 
-    settings = _settings(ctx)
-    folder = settings.root.experiment(settings.run_config.name)
-    checkpoint = folder / "checkpoints" / "final.pt"
-    command = [sys.executable, "-m", "model.generate", "--checkpoint", str(checkpoint)]
-    command += ["--config", str(folder / "config.toml"), "--tokenizer", str(settings.root.tokenizer)]
-    ctx.exit(subprocess.run([*command, "--prompt", prompt, "--new-tokens", str(new_tokens)], check=False).returncode)
+    command = [sys.executable, "-m", "model.generate", "--prompt", prompt]
+    for key, value in sampling.items():
+        command += [f"--{key.replace('_', '-')}", str(value)]
+    if weights is not None:
+        command += ["--weights", str(weights)]
+    else:
+        settings = _settings(ctx)
+        folder = settings.root.experiment(settings.run_config.name)
+        command += ["--checkpoint", str(folder / "checkpoints" / "final.pt")]
+        command += ["--config", str(folder / "config.toml"), "--tokenizer", str(settings.root.tokenizer)]
+    ctx.exit(subprocess.run(command, check=False).returncode)
 
 
 if __name__ == "__main__":

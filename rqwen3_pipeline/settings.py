@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     """The tokenizer.json to pin, where the profile pins one."""
     workers: int = Field(default=2, ge=1, le=1024)
     """Processes that build the corpus side by side."""
+    hub_patience_s: float = Field(default=600.0, ge=0.0)
+    """How long one request to the Hugging Face Hub is repeated, waits included, before it counts as failed."""
 
     @field_validator("home", "sources", "tokenizer")
     @classmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from model.config import RunConfig
+from rqwen3_pipeline.assets.plots import histogram_markdown
 from rqwen3_pipeline.settings import SOURCES, RunRoot, Settings
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ def metadata(report: dict[str, Any]) -> dict[str, Any]:
 def _value(key: str, value: Any) -> Any:
     if key == "funnel" and isinstance(value, dict):
         return funnel_table(value)
+    if key == "length_histogram" and isinstance(value, dict):
+        return dg.MetadataValue.md(
+            histogram_markdown(value["edges"], value["counts"], "kept documents by length, in characters from … on")
+        )
     if isinstance(value, float) and not math.isfinite(value):
         return dg.MetadataValue.text(str(value))
     if isinstance(value, bool | int | float | str):

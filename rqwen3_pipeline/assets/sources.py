@@ -18,7 +18,7 @@ def source_lock(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     from rqwen3_pipeline.corpus.origin import lock_origin
 
     here = pipeline()
-    lock = lock_origin(here.root, here.corpus, here.settings.sources)
+    lock = lock_origin(here.root, here.corpus, here.run.training, here.settings.sources)
     register_partitions(context.instance, lock)
     files = {source: len(locked) for source, locked in lock.sources.items()}
     size_bytes = sum(file.size_bytes for locked in lock.sources.values() for file in locked)

@@ -46,6 +46,7 @@ def stage_asset(
         partitions_def=file_partitions[source],
         backfill_policy=dg.BackfillPolicy.multi_run(PARTITIONS_PER_RUN),
         op_tags={"rqwen3/stage": stage},
+        check_specs=check_specs(stage, key),
     )
     def files_of_a_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
         outcomes = run_partitions(stage, source, list(context.partition_keys))
@@ -53,7 +54,7 @@ def stage_asset(
         for outcome in outcomes:
             if outcome.report is None:
                 continue
-            facts = metadata({**outcome.report, "seconds": round(outcome.seconds, 3), "reused": outcome.skipped})
+            facts = metadata({**outcome.report, **_pace(outcome)})
             if failed:
                 yield dg.AssetMaterialization(asset_key=key, partition=outcome.key, metadata=facts)
             else:
@@ -63,8 +64,52 @@ def stage_asset(
                 "\n".join(f"{source}/{outcome.key}: {outcome.error}" for outcome in failed), allow_retries=False
             )
         yield dg.MaterializeResult(asset_key=key)
+        yield from run_checks(stage, source, key, [outcome.key for outcome in outcomes])
 
     return files_of_a_source
+
+
+BLOCKING = {
+    "hashes": "Every file of the run has the SHA-256 that was promised.",
+    "columns": "Every file of the run has its columns and its number of rows.",
+    "share_kept": "The source keeps at least data.min_share_kept of its rows, over all its files so far.",
+}
+"""The checks of a stage by file, each of which stops what is downstream; not every stage has all."""
+
+STAGE_CHECKS = {"raw": ("hashes", "columns"), "filtered": ("hashes", "columns", "share_kept")}
+
+
+def check_specs(stage: str, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
+    """The blocking checks that an asset runs on the partitions it has just made."""
+    return [
+        dg.AssetCheckSpec(name, asset=key, blocking=True, description=BLOCKING[name])
+        for name in STAGE_CHECKS.get(stage, ())
+    ]
+
+
+def run_checks(stage: str, source: str, key: dg.AssetKey, keys: list[str]) -> Iterator[dg.AssetCheckResult]:
+    """Look at the files as they lie on the disk now, one result a check."""
+    from rqwen3_pipeline.corpus.file_checks import CHECKS
+
+    here = pipeline()
+    for name in STAGE_CHECKS.get(stage, ()):
+        problems = CHECKS[stage][name](here.root, here.corpus, here.lock, source, keys)
+        yield dg.AssetCheckResult(
+            asset_key=key,
+            check_name=name,
+            passed=not problems,
+            description="\n".join(problems),
+            metadata={"files": len(keys), "problems": dg.MetadataValue.json(problems)},
+        )
+
+
+def _pace(outcome: "Outcome") -> dict[str, Any]:
+    """How long a piece took; its rows per second if it was made in this run."""
+    pace = {"seconds": round(outcome.seconds, 3), "reused": outcome.skipped}
+    rows = (outcome.report or {}).get("rows")
+    if rows is not None and not outcome.skipped and outcome.seconds > 0:
+        pace["rows_per_s"] = round(rows / outcome.seconds, 1)
+    return pace
 
 
 def run_partitions(stage: str, source: str, keys: list[str]) -> list["Outcome"]:

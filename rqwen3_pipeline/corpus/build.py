@@ -10,8 +10,11 @@ from typing import Any
 
 from model.config import TrainConfig
 from model.errors import CorpusError
-from rqwen3_pipeline.corpus.lock import Lock, lock_folder
+from rqwen3_pipeline.corpus.claims import claimed, sweep_claims
+from rqwen3_pipeline.corpus.fetch import require_space
+from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.manifest import budgets, fold_manifest
+from rqwen3_pipeline.corpus.origin import lock_origin
 from rqwen3_pipeline.corpus.pieces import GROUP_KEY, Item, Outcome, Task, is_current, items_of, work
 from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig
 from rqwen3_pipeline.corpus.tokenization import make_tokenizer
@@ -58,6 +61,8 @@ def run_stage(
         One outcome an item, in the order of the items.
 
     Raises:
+        LockHeldError: another process is making one of the pieces; none was begun here.
+        DiskSpaceError: the files to fetch would not fit.
         ValueError: there is no such stage of pieces.
     """
     if stage not in STAGES[:-1]:
@@ -79,13 +84,17 @@ def _run(
         if progress is not None:
             progress(outcome)
 
-    missing = [item for item in items if pool and not is_current(task.stage, root, task.config, task.lock, item)]
-    parallel = set(missing if len(missing) > 1 else [])
-    for item in items:
-        if item not in parallel:
-            done(work(task, item))
-    if pool is not None and parallel:
-        pool.run(task, missing, done)
+    missing = [item for item in items if not is_current(task.stage, root, task.config, task.lock, item)]
+    if task.stage == "raw":
+        require_space(root, task.lock, missing)
+    parallel = set(missing if pool and len(missing) > 1 else [])
+    with claimed(root, task.stage, missing):
+        for item in items:
+            if item not in parallel:
+                done(work(task, item))
+        if pool is not None and parallel:
+            pool.run(task, missing, done)
+    sweep_claims(root, task.stage, items)
     return [outcomes[item] for item in items]
 
 
@@ -93,13 +102,15 @@ def build_corpus(
     root: RunRoot,
     config: CorpusConfig,
     training: TrainConfig,
-    folder: Path,
+    folder: Path | None,
     tokenizer_file: Path | None = None,
     workers: int = 1,
     progress: Callable[[Outcome], None] | None = None,
     rebuild: bool = False,
 ) -> dict[str, Any]:
-    """Lock a folder's files and do all stages, up to the manifest; what is current is not touched.
+    """Lock the sources' files and do all stages, up to the manifest; what is current is not touched.
+
+    The files come from `folder`, or from where the profile says.
 
     A piece that fails takes out what depends on it and nothing else; the error comes at the end.
 
@@ -107,10 +118,12 @@ def build_corpus(
         The manifest's report, see `fold_manifest`.
 
     Raises:
-        SourceError: the folder can't be locked.
+        SourceError: the sources can't be locked.
+        DiskSpaceError: the files that are not fetched yet would not fit.
+        LockHeldError: another process is making one of the pieces.
         CorpusError: pieces failed; the message names the first ones.
     """
-    lock = lock_folder(root, config, folder)
+    lock = lock_origin(root, config, training, folder)
     failed: list[Outcome] = []
 
     def do(stage: str, pool: Pool | None) -> None:

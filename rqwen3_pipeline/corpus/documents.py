@@ -11,6 +11,8 @@ stream, so that memory follows the longest rows and not the file; costs one deco
 # (pyarrow ships no types)
 
 import contextlib
+import math
+import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,11 @@ BATCH_ROWS = 128
 BUFFER_BYTES = 1024 * 1024
 ANSWER_FIELDS = ("answer_id", "pm_score", "selected", "text")
 _NFC = NFC()
+_NFC_CHARS = 1_000_000
+_CUT = re.compile(r"[\x00-\x7f\u4e00-\u9fff]")
+"""Characters before which a text may be cut for NFC: they never combine with what stands before them."""
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NO_NUMBER = frozenset(("", "nan", "none", "null"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +87,26 @@ def repair(value: str | bytes) -> tuple[str, bool]:
 
 
 def nfc(text: str) -> str:
-    """The text in NFC, by the tokenizer library's tables."""
-    return text if text.isascii() else _NFC.normalize_str(text)
+    """The text in NFC, by the tokenizer library's tables.
+
+    The library takes some 25 bytes for each byte of text, so a long one goes through it in parts.
+    """
+    if text.isascii():
+        return text
+    if len(text) <= _NFC_CHARS:
+        return _NFC.normalize_str(text)
+    parts: list[str] = []
+    start, changed = 0, False
+    while start < len(text):
+        cut = _CUT.search(text, start + _NFC_CHARS)
+        end = cut.start() if cut else len(text)
+        part = text[start:end]
+        normal = part if part.isascii() else _NFC.normalize_str(part)
+        if changed := changed or normal != part:
+            parts = parts or [text[:start]]
+            parts.append(normal)
+        start = end
+    return "".join(parts) if changed else text
 
 
 def check_file(path: Path, source: str, config: CorpusConfig) -> int:
@@ -114,12 +139,13 @@ def read_documents(path: Path, source: str, config: CorpusConfig) -> Iterator[Do
         wanted = {*required_columns(config, source), names.id, names.url} & set(schema.names)
         first_row = 0
         for batch in _batches(path, file, sorted(wanted)):
-            columns = {name: batch.column(name) for name in batch.schema.names}
+            columns, rows = {name: batch.column(name) for name in batch.schema.names}, batch.num_rows
+            del batch  # a batch may be large: whoever is done with it lets go
             if source == "stackexchange":
                 yield from _questions(path, columns, first_row)
             else:
                 yield from _texts(path, columns, source, score_column, first_row)
-            first_row += batch.num_rows
+            first_row += rows
 
 
 @contextlib.contextmanager
@@ -127,7 +153,7 @@ def _opened(path: Path) -> Generator[Any, None, None]:
     try:
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except FileNotFoundError as error:
-        raise SourceError(f"{path}: no such file. Fetch it: rqwen3 corpus build") from error
+        raise SourceError(f"{path}: no such file. Fetch it: rqwen3 sources fetch") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(
             f"{path}: not a whole parquet file ({path.stat().st_size:,} bytes; {_first_line(error)}). "
@@ -150,8 +176,10 @@ def _batches(path: Path, file: Any, columns: Sequence[str]) -> Iterator[Any]:
             ) from error
         if batch is None:
             break
-        yield batch
         row += batch.num_rows
+        held = [batch]
+        del batch
+        yield held.pop()
     if row != file.metadata.num_rows:
         raise SourceError(f"{path}: {row:,} rows read, the footer says {file.metadata.num_rows:,}. Fetch it again.")
 
@@ -182,15 +210,36 @@ def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
     return array.cast(pa.large_binary()).to_pylist()
 
 
-def _floats(path: Path, name: str, array: Any) -> list[float | None]:
+def _numbers(path: Path, name: str, array: Any) -> list[float | None]:
+    """A column of scores, whatever its type.
+
+    Floats, whole numbers and decimals count as they are. Text counts as the number that it spells, with
+    or without spaces around it; blank text, `nan`, `none` and `null` are no score, as are null and what
+    is not finite. A boolean or any other word is refused.
+    """
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    try:
-        return array.cast(pa.float64()).to_pylist()
-    except pa.ArrowException as error:
+    kind = array.type
+    numeric = (pa.types.is_floating, pa.types.is_integer, pa.types.is_decimal, pa.types.is_null)
+    if any(is_kind(kind) for is_kind in numeric):
+        values: list[float | None] = array.cast(pa.float64()).to_pylist()
+    elif pa.types.is_boolean(kind):
+        raise SourceError(f"{path}: column {name!r} is of type {kind}, not a number. Replace the file.")
+    else:
+        values = [_spelled(path, name, raw) for raw in _strings(path, name, array)]
+    return [None if value is None or not math.isfinite(value) else value for value in values]
+
+
+def _spelled(path: Path, name: str, raw: bytes | None) -> float | None:
+    word = "" if raw is None else repair(raw)[0].strip()
+    if word.lower() in _NO_NUMBER:
+        return None
+    if _NUMBER.fullmatch(word) is None:
         raise SourceError(
-            f"{path}: column {name!r} is of type {array.type}, not a number ({_first_line(error)}). Replace the file."
-        ) from error
+            f"{path}: column {name!r} is of type string, not a number, and one of its values, {word[:40]!r}, spells "
+            "none. Replace the file."
+        )
+    return float(word)
 
 
 def _plain(value: bytes | None) -> str:
@@ -202,13 +251,17 @@ def _texts(
 ) -> Iterator[Document]:
     names = COLUMNS[source]
     texts = _strings(path, names.text, columns[names.text])
-    nothing = [None] * len(texts)
+    nothing: list[None] = [None] * len(texts)
     ids, urls, titles = (
         _strings(path, name, columns[name]) if name in columns else nothing for name in (names.id, names.url, "title")
     )
-    scores = _floats(path, score_column, columns[score_column]) if score_column else nothing
-    for i, (raw, id_, url, title, score) in enumerate(zip(texts, ids, urls, titles, scores, strict=True)):
+    scores = _numbers(path, score_column, columns[score_column]) if score_column else nothing
+    columns.clear()
+    for i, (id_, url, title, score) in enumerate(zip(ids, urls, titles, scores, strict=True)):
+        raw, texts[i] = texts[i], None
+        missing = raw is None
         text, repaired = ("", False) if raw is None else repair(raw)
+        del raw
         yield Document(
             row=first_row + i,
             id=_plain(id_) or f"{path.name}#{first_row + i}",
@@ -216,7 +269,7 @@ def _texts(
             text=nfc(text),
             title=_plain(title),
             score=score,
-            defect="null_text" if raw is None else "",
+            defect="null_text" if missing else "",
             repaired=repaired,
         )
 
@@ -247,7 +300,7 @@ def _answers(path: Path, array: Any) -> list[list[Answer]]:
     flat = zip(
         rows,
         ids.to_pylist(),
-        _floats(path, "answers.pm_score", scores),
+        _numbers(path, "answers.pm_score", scores),
         chosen.to_pylist(),
         _strings(path, "answers.text", texts),
         strict=True,
@@ -255,7 +308,8 @@ def _answers(path: Path, array: Any) -> list[list[Answer]]:
     for row, id_, score, selected, raw in flat:
         if raw is not None:
             text, repaired = repair(raw)
-            found[row].append(Answer(id=id_, score=score, selected=selected, html=text, repaired=repaired))
+            number, chosen_by = (_plain(v) if isinstance(v, bytes) else v for v in (id_, selected))
+            found[row].append(Answer(id=number, score=score, selected=chosen_by, html=text, repaired=repaired))
     return found
 
 

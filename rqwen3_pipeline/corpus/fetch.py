@@ -1,14 +1,27 @@
 """Fetching: bring a locked file into the run root, and make sure that it is that file.
 
-Copied under a temporary name, hashed on the way, renamed when size and hash agree with the lock.
-Costs one read and one write of the file.
+From a folder it is copied under a temporary name, hashed on the way, and renamed when size and hash
+agree with the lock: one read and one write. From the Hub it goes through the Hub client's cache, is
+hashed there, and gets a second name here (a hard link, which takes no space; a copy where the cache
+lies on another file system).
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (pyarrow ships no types)
+
 import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from model.errors import SourceError
 from model.files import CHUNK_BYTES, atomic_path, require_free_bytes
+from rqwen3_pipeline.corpus.hub import Pin, fetch_pinned, first_line, is_cached
 from rqwen3_pipeline.corpus.lock import Lock, LockedFile
 from rqwen3_pipeline.corpus.sources import RULES_VERSION
 from rqwen3_pipeline.corpus.stamps import begin, current, stamp_path, write_stamp
@@ -21,13 +34,13 @@ def raw_inputs(file: LockedFile) -> dict[str, str]:
 
 
 def fetch_file(root: RunRoot, lock: Lock, source: str, key: str, rebuild: bool = False) -> dict[str, Any]:
-    """Copy a locked file to `raw/<source>/<name>`.
+    """Bring a locked file to `raw/<source>/<name>`.
 
     Returns:
         The report: `bytes`, `rows`.
 
     Raises:
-        SourceError: the file is gone, or is not the one that was locked.
+        SourceError: the file is gone, can't be had, or is not the one that was locked.
         DiskSpaceError: it would not fit.
     """
     file = lock.file(source, key)
@@ -36,7 +49,10 @@ def fetch_file(root: RunRoot, lock: Lock, source: str, key: str, rebuild: bool =
     stamp = current(root, stamp_path(target), settings, raw_inputs(file), rebuild)
     if stamp is None:
         begin(stamp_path(target), target)
-        _copy(root, lock, source, file)
+        if source in lock.pins:
+            _take_from_hub(root, lock.pins[source], source, file)
+        else:
+            _copy(root, lock, source, file)
         stamp = write_stamp(
             root,
             stamp_path(target),
@@ -44,9 +60,71 @@ def fetch_file(root: RunRoot, lock: Lock, source: str, key: str, rebuild: bool =
             settings=settings,
             inputs=raw_inputs(file),
             outputs=[target],
-            report={"bytes": file.size_bytes, "rows": file.rows},
+            report={"bytes": file.size_bytes, "rows": _rows(target) if file.rows is None else file.rows},
         )
     return stamp.report
+
+
+def require_space(root: RunRoot, lock: Lock, items: Sequence[tuple[str, str]]) -> None:
+    """Check, before any of them is fetched, that all these files will fit.
+
+    Raises:
+        DiskSpaceError: they would not.
+    """
+    here_bytes = cache_bytes = 0
+    cache = _hub_cache() if lock.pins else None
+    linked = cache is not None and _device(cache) == _device(root.path)
+    for source, key in items:
+        file = lock.file(source, key)
+        target, pin = root.raw(source, file.name), lock.pins.get(source)
+        if target.exists() and target.stat().st_size == file.size_bytes:
+            continue
+        if pin is not None and not is_cached(pin, file.path):
+            cache_bytes += file.size_bytes
+        if pin is None or not linked:
+            here_bytes += file.size_bytes
+    what = f"fetching {len(items)} files"
+    if cache is not None and cache_bytes:
+        require_free_bytes(cache, cache_bytes, f"{what} into the Hub's cache (HF_HOME)")
+    if here_bytes:
+        require_free_bytes(root.path, here_bytes, what)
+
+
+def _hub_cache() -> Path:
+    from rqwen3_pipeline.corpus.patience import install
+
+    install()
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _device(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return path.stat().st_dev
+
+
+def _rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SourceError(
+            f"{path}: what the Hub published is no parquet file ({first_line(error)}). Lock another revision: "
+            "revision in [data.<source>] of the profile, then rqwen3 sources lock"
+        ) from error
+
+
+def _take_from_hub(root: RunRoot, pin: Pin, source: str, file: LockedFile) -> None:
+    cached = fetch_pinned(pin, file.path, file.size_bytes, file.sha256).resolve()
+    target = root.raw(source, file.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(target) as temporary:
+        try:
+            os.link(cached, temporary)
+        except OSError:  # another file system, or one without hard links
+            require_free_bytes(target.parent, file.size_bytes, f"copying {source}/{file.name}")
+            _write_verified(cached, temporary, file)
 
 
 def _copy(root: RunRoot, lock: Lock, source: str, file: LockedFile) -> None:
@@ -62,16 +140,20 @@ def _copy(root: RunRoot, lock: Lock, source: str, file: LockedFile) -> None:
         )
     target = root.raw(source, file.name)
     require_free_bytes(target.parent, file.size_bytes, f"copying {source}/{file.name}")
-    digest, size_bytes = hashlib.sha256(), 0
     with atomic_path(target) as temporary:
-        with origin.open("rb") as reader, temporary.open("wb") as writer:
-            while chunk := reader.read(CHUNK_BYTES):
-                digest.update(chunk)
-                size_bytes += len(chunk)
-                writer.write(chunk)
-        if (size_bytes, digest.hexdigest()) != (file.size_bytes, file.sha256):
-            raise SourceError(
-                f"{origin}: {size_bytes:,} bytes with SHA-256 {digest.hexdigest()[:12]}…, the lock says "
-                f"{file.size_bytes:,} bytes and {file.sha256[:12]}…. If the new file is right, lock again: "
-                "rqwen3 sources lock --folder FOLDER"
-            )
+        _write_verified(origin, temporary, file)
+
+
+def _write_verified(origin: Path, temporary: Path, file: LockedFile) -> None:
+    digest, size_bytes = hashlib.sha256(), 0
+    with origin.open("rb") as reader, temporary.open("wb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+            writer.write(chunk)
+    if (size_bytes, digest.hexdigest()) != (file.size_bytes, file.sha256):
+        raise SourceError(
+            f"{origin}: {size_bytes:,} bytes with SHA-256 {digest.hexdigest()[:12]}…, the lock says "
+            f"{file.size_bytes:,} bytes and {file.sha256[:12]}…. If the new file is right, lock again: "
+            "rqwen3 sources lock --folder FOLDER"
+        )

@@ -28,7 +28,7 @@ from rqwen3_pipeline.corpus.fetch import raw_inputs
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import CorpusConfig, SourceConfig
 from rqwen3_pipeline.corpus.stamps import (
-    AGAIN,
+    FETCH,
     begin,
     current,
     input_of,
@@ -175,9 +175,9 @@ def filter_inputs(root: RunRoot, lock: Lock, source: str, key: str) -> dict[str,
     """
     file = lock.file(source, key)
     raw = root.raw(source, file.name)
-    stamp = required_stamp(stamp_path(raw), f"{raw}")
+    stamp = required_stamp(stamp_path(raw), f"{raw}", FETCH)
     if not matches(root, stamp, stamp.settings, raw_inputs(file)):
-        raise CorpusError(f"{raw}: not the file that is locked now. Fetch it again: {AGAIN}")
+        raise CorpusError(f"{raw}: not the file that is locked now. Fetch it again: {FETCH}")
     return input_of(root, stamp, raw)
 
 

@@ -8,13 +8,14 @@ kept in `raw/origin.json`. Costs one read of every file, to hash it.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from model.errors import CorpusError, SourceError
 from model.files import read_json, sha256_file, write_json
 from rqwen3_pipeline.corpus.documents import check_file
+from rqwen3_pipeline.corpus.hub import Pin
 from rqwen3_pipeline.corpus.sources import CorpusConfig
 from rqwen3_pipeline.corpus.stamps import sweep
 from rqwen3_pipeline.settings import RunRoot
@@ -36,8 +37,8 @@ class LockedFile:
     """Its size."""
     sha256: str
     """Of its bytes."""
-    rows: int
-    """Rows by the parquet footer."""
+    rows: int | None
+    """Rows by the parquet footer; None for the Hub's files, whose footers are not read before they are fetched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,9 @@ class Lock:
     sha256: str
     """Of `sources.lock.json`."""
     origin: Path | None
-    """The folder the files were locked in; None where that is not known any more."""
+    """The folder the files were locked in; None where that is not known any more, or they are the Hub's."""
+    pins: dict[str, Pin] = field(default_factory=dict[str, Pin])
+    """The Hub's data set of each source; empty for a folder."""
 
     def files(self, source: str) -> tuple[LockedFile, ...]:
         """A source's files, in the order of their keys.
@@ -58,7 +61,9 @@ class Lock:
             CorpusError: the lock has no such source.
         """
         if source not in self.sources:
-            raise CorpusError(f"the lock has no source {source!r}. Lock it: rqwen3 sources lock --folder FOLDER")
+            raise CorpusError(
+                f"the lock has no source {source!r}. Lock it: rqwen3 sources lock (--folder DIR for your own)"
+            )
         return self.sources[source]
 
     def file(self, source: str, key: str) -> LockedFile:
@@ -85,8 +90,7 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
     folder = folder.resolve()
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such folder. Name the folder that holds the sources' parquet files.")
-    for path in (root.lock, _origin_path(root)):
-        sweep(path)
+    sweep(_origin_path(root))
     sources = {name: _lock_source(config, folder, name) for name in config.sources}
     content = {
         "format_version": FORMAT_VERSION,
@@ -95,9 +99,15 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
         "sources": {name: {"files": [asdict(file) for file in files]} for name, files in sources.items()},
     }
     _write_if_changed(_origin_path(root), {"folder": str(folder)})
+    return save_lock(root, content)
+
+
+def save_lock(root: RunRoot, content: dict[str, Any]) -> Lock:
+    """Write `sources.lock.json` if it says something new, and drop what was made of files locked no more."""
+    sweep(root.lock)
     if _write_if_changed(root.lock, content):
-        for name, files in sources.items():
-            _remove_unlocked(root, name, {file.key for file in files})
+        for name, entry in content["sources"].items():
+            _remove_unlocked(root, name, {file["key"] for file in entry["files"]})
     return read_lock(root)
 
 
@@ -109,20 +119,22 @@ def read_lock(root: RunRoot) -> Lock:
     """
     path = root.lock
     if not path.exists():
-        raise CorpusError(f"{path}: no source lock. Make it: rqwen3 sources lock --folder FOLDER")
+        raise CorpusError(f"{path}: no source lock. Make it: rqwen3 sources lock (--folder DIR for your own files)")
     content: Any = read_json(path)
     data = cast(dict[str, Any], content) if isinstance(content, dict) else {}
-    again = "Lock the sources again: rqwen3 sources lock --folder FOLDER"
+    again = "Lock the sources again: rqwen3 sources lock (--folder DIR for your own files)"
     if data.get("format_version") != FORMAT_VERSION:
         raise CorpusError(f"{path}: not a lock of format version {FORMAT_VERSION}. {again}")
     try:
         entries: dict[str, Any] = data["sources"]
         sources = {name: tuple(LockedFile(**file) for file in entry["files"]) for name, entry in entries.items()}
+        hub = {name: entry["hub"] for name, entry in entries.items() if data["origin"] == "hub"}
+        pins = {name: Pin(**pin) for name, pin in hub.items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise CorpusError(f"{path}: an entry is not as it should be ({error}). {again}") from error
     origin = _origin_path(root)
-    folder = Path(read_json(origin)["folder"]) if origin.exists() else None
-    return Lock(sources=sources, sha256=sha256_file(path), origin=folder)
+    folder = Path(read_json(origin)["folder"]) if origin.exists() and not pins else None
+    return Lock(sources=sources, sha256=sha256_file(path), origin=folder, pins=pins)
 
 
 def _origin_path(root: RunRoot) -> Path:
@@ -147,22 +159,32 @@ def _remove_unlocked(root: RunRoot, source: str, keys: set[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _lock_source(config: CorpusConfig, folder: Path, source: str) -> tuple[LockedFile, ...]:
-    paths = _find(folder, source)
+def raw_names(paths: list[str], source: str, where: str) -> dict[str, str]:
+    """The name of each path below `raw/<source>/`: with `/` written as `__`.
+
+    Raises:
+        SourceError: two paths would get one name.
+    """
     names: dict[str, str] = {}
     for path in paths:
         name = path.replace("/", "__")
         if name in names:
             raise SourceError(
-                f"{folder / path} and {folder / names[name]} would both be raw/{source}/{name}. Rename one of them."
+                f"{where}/{path} and {where}/{names[name]} would both be raw/{source}/{name}. Rename one of them."
             )
         names[name] = path
+    return {path: name for name, path in names.items()}
+
+
+def _lock_source(config: CorpusConfig, folder: Path, source: str) -> tuple[LockedFile, ...]:
+    paths = _find(folder, source)
+    names = raw_names(paths, source, str(folder))
     rows = {path: check_file(folder / path, source, config) for path in paths}
     return tuple(
         LockedFile(
             key=f"{index:05d}",
             path=path,
-            name=path.replace("/", "__"),
+            name=names[path],
             size_bytes=(folder / path).stat().st_size,
             sha256=sha256_file(folder / path),
             rows=rows[path],
@@ -191,6 +213,34 @@ def _find(folder: Path, source: str) -> list[str]:
 
 def seeded_order(paths: list[str], seed: int) -> list[str]:
     """Order files by seed, going round their folders; the order in which they are listed is no matter."""
+    queues = [queue for _, queue in _queues(paths, seed)]
+    rounds = max((len(queue) for queue in queues), default=0)
+    return [queue[i] for i in range(rounds) for queue in queues if i < len(queue)]
+
+
+def weighted_order(sizes: dict[str, int], weights: dict[str, float], seed: int) -> list[str]:
+    """Order files by seed so that any first part of the order spends its bytes on the folders by weight.
+
+    Next comes a file of the folder that has had the fewest bytes for its weight.
+
+    Args:
+        sizes: bytes of each file, by its path.
+        weights: of the folders, by the last part of their path; each must be there.
+        seed: of the order within a folder, and among folders that are even.
+    """
+    queues = _queues(list(sizes), seed)
+    spent = [0.0] * len(queues)
+    order: list[str] = []
+    while len(order) < len(sizes):
+        index = min((i for i, (_, queue) in enumerate(queues) if queue), key=lambda i: (spent[i], i))
+        folder, queue = queues[index]
+        order.append(queue.pop(0))
+        spent[index] += sizes[order[-1]] / weights[folder.rpartition("/")[2]]
+    return order
+
+
+def _queues(paths: list[str], seed: int) -> list[tuple[str, list[str]]]:
+    """The folders and the files of each, both in seeded order."""
 
     def rank(name: str) -> tuple[bytes, str]:
         return hashlib.sha256(f"{seed}/{name}".encode()).digest(), name
@@ -198,6 +248,4 @@ def seeded_order(paths: list[str], seed: int) -> list[str]:
     folders: dict[str, list[str]] = {}
     for path in paths:
         folders.setdefault(path.rpartition("/")[0], []).append(path)
-    queues = [sorted(folders[folder], key=rank) for folder in sorted(folders, key=rank)]
-    rounds = max((len(queue) for queue in queues), default=0)
-    return [queue[i] for i in range(rounds) for queue in queues if i < len(queue)]
+    return [(folder, sorted(folders[folder], key=rank)) for folder in sorted(folders, key=rank)]

@@ -4,6 +4,9 @@ A piece is a file of a source, or a group of sources for `survivors`. Whether it
 decided by stamps alone; making one never raises: what goes wrong is part of its outcome.
 """
 
+import errno
+import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +35,9 @@ GROUP_KEY = "all"
 """The key of a `survivors` piece, whose source is the group's name."""
 
 Item = tuple[str, str]
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What a write that finds no room answers: a full disk, a used-up quota, a limit on a file's size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +107,14 @@ def is_current(stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, item
     return stamp is not None and matches(root, stamp, settings, inputs)
 
 
+def _no_room(root: RunRoot, problem: OSError) -> str:
+    free_gib = shutil.disk_usage(root.path).free / 2**30
+    return (
+        f"{root.path}: {os.strerror(problem.errno or 0)} ({free_gib:.2f} GiB free now); nothing was left half-written. "
+        "Free some space, or point RQWEN3_HOME at a larger file system, and run the same command again."
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """What a worker needs to know once."""
@@ -130,6 +144,8 @@ def work(task: Task, item: Item) -> Outcome:
         report = makers[task.stage]()
     except RQwen3Error as problem:
         error = str(problem)
+    except OSError as problem:
+        error = _no_room(root, problem) if problem.errno in FULL else f"{type(problem).__name__}: {problem}"
     except Exception as problem:  # one bad piece must not stop the others
         error = f"{type(problem).__name__}: {problem}"
     return Outcome(

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from model.config import RunConfig, TrainConfig, build
 from model.errors import ConfigError
+from rqwen3_pipeline.corpus.hub_sources import HubSource, split_table
 from rqwen3_pipeline.settings import SOURCES
 
 STAGES = ("raw", "filtered", "digests", "survivors", "tokens", "manifest")
@@ -139,6 +140,8 @@ class _DataSection:
     """Documents per partition that the reference tokenizer encodes again, 0.1 % if that is more."""
     lock_seed: int = 1234
     """Order of a source's files in the lock."""
+    budget_margin: float = 1.15
+    """From the Hub so many times the tokens that a source needs are locked, since the yield is an estimate."""
 
     def __post_init__(self) -> None:
         for name, least in (("heldout_one_in", 2), ("shard_max_tokens", 1), ("oracle_documents", 1), ("lock_seed", 0)):
@@ -148,6 +151,8 @@ class _DataSection:
             raise ConfigError(f"data.origin = {self.origin!r} is none of {', '.join(ORIGINS)}")
         if not 0.0 < self.min_share_kept <= 1.0:
             raise ConfigError(f"data.min_share_kept = {self.min_share_kept} must lie in (0, 1]")
+        if not 1.0 <= self.budget_margin <= 100.0:
+            raise ConfigError(f"data.budget_margin = {self.budget_margin} must lie in [1, 100]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +167,8 @@ class CorpusConfig:
     """`model.vocab_size`: every token id must be below it."""
     data: _DataSection = field(default_factory=_DataSection)
     """The plain keys of `[data]`."""
+    hub: dict[str, HubSource] = field(default_factory=dict[str, HubSource])
+    """Where each source lives on the Hub."""
 
     @property
     def origin(self) -> str:
@@ -262,8 +269,10 @@ def corpus_config(run: RunConfig) -> CorpusConfig:
     if unknown:
         raise ConfigError(f"[data.{unknown[0]}] is no source. Valid: {', '.join(SOURCES)}; and the table tokenizer.")
     named: dict[str, Any] = tables or {name: {} for name in SOURCES}
+    split = {name: split_table(name, named[name]) for name in SOURCES if name in named}
     return CorpusConfig(
-        sources={name: _source(name, named[name]) for name in SOURCES if name in named},
+        sources={name: _source(name, rest) for name, (_, rest) in split.items()},
+        hub={name: hub for name, (hub, _) in split.items()},
         tokenizer=tokenizer,
         embedding_rows=run.model.vocab_size,
         data=build(_DataSection, plain, "data"),

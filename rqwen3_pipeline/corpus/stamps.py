@@ -18,6 +18,7 @@ from rqwen3_pipeline.settings import RunRoot
 
 FORMAT_VERSION = 1
 AGAIN = "rqwen3 corpus build"
+FETCH = "rqwen3 sources fetch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +86,15 @@ def read_stamp(path: Path) -> Stamp | None:
         raise CorpusError(f"{path}: the stamp lacks {error}. {again}") from error
 
 
-def required_stamp(path: Path, what: str) -> Stamp:
-    """Read the stamp of an earlier stage.
+def required_stamp(path: Path, what: str, command: str = AGAIN) -> Stamp:
+    """Read the stamp of an earlier stage, which `command` makes.
 
     Raises:
         CorpusError: it is not there; the message says which stage to run.
     """
     stamp = read_stamp(path)
     if stamp is None:
-        raise CorpusError(f"{path}: {what} is not made yet. Make it: {AGAIN}")
+        raise CorpusError(f"{path}: {what} is not made yet. Make it: {command}")
     return stamp
 
 

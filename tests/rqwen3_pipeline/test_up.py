@@ -113,6 +113,44 @@ def test_job_backfill_of_some_partitions_makes_exactly_those_again(served):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(420)
+def test_asset_backfill_makes_all_partitions_again_in_one_run_a_source(served):
+    home = served.site.home
+    locked = read_json(home / "sources.lock.json")["sources"]
+    files = [
+        home / "filtered" / s / f"{f['key']}.parquet" for s in ("openwebmath", "pes2o") for f in locked[s]["files"]
+    ]
+    before = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+    submitted = served.site.rqwen3("backfill", "filtered_documents/pes2o", "raw_files", "--source", "openwebmath")
+    assert submitted.returncode == 0, submitted.stderr
+    assert "filtered_documents/pes2o: 1 partitions" in submitted.stdout
+    done = served.site.rqwen3("backfill", "filtered_documents", "digests", "--source", "openwebmath")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    name = line.split()[0]
+    assert line == f"{name}  filtered_documents/openwebmath, digests/openwebmath: 2 partitions"
+
+    def finished():
+        found = served.query(
+            "query($id: String!) { partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }",
+            id=name,
+        )["partitionBackfillOrError"]["status"]
+        assert not found.startswith("FAILED")
+        return found == "COMPLETED_SUCCESS" and all(file.exists() for file in files)
+
+    served.wait_until(finished, 300)
+    runs = [run for run in served.runs("__ASSET_JOB") if {"key": "dagster/backfill", "value": name} in run["tags"]]
+    assert len(runs) == 1
+    tags = {tag["key"]: tag["value"] for tag in runs[0]["tags"]}
+    assert (tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"]) == (
+        *("00000", "00001"),
+    )
+    assert [file.read_bytes() for file in files] == before
+
+
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_up_stopped_leaves_no_process_behind(served):
     children = psutil.Process(served.process.pid).children(recursive=True)

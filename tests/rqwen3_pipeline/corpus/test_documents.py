@@ -1,14 +1,17 @@
 import json
 import subprocess
 import sys
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from model.errors import SourceError
+from rqwen3_pipeline.corpus import documents
 from rqwen3_pipeline.corpus.documents import check_file, nfc, read_documents, repair
 
 from .made import answer, prose, question, write
@@ -42,6 +45,17 @@ def test_repair_always_gives_text_that_utf8_holds(text):
 
 def test_nfc_composes():
     assert nfc("e\u0301 \u1112\u1161\u11ab") == "é 한"
+
+
+PARTS = st.sampled_from(["e", "\u0301", "\u0323", "a", " ", "\u1112", "\u1161", "\u11ab", "数", "\uac00", "\u0344"])
+
+
+@given(st.lists(PARTS, min_size=1, max_size=60), st.integers(1, 9))
+def test_nfc_of_a_long_text_in_parts_is_that_of_the_whole(parts, size):
+    text = "".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_NFC_CHARS", size)
+        assert nfc(text) == normalizers.NFC().normalize_str(text)
 
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())]
@@ -91,10 +105,86 @@ def test_read_a_number_for_text_names_the_column(tmp_path, config):
         list(read_documents(path, "textbooks", config))
 
 
-def test_read_words_for_a_score_names_the_column(tmp_path, config):
-    path = write(tmp_path / "x.parquet", [{"text": "t", "score": "good"}])
-    with pytest.raises(SourceError, match=r"column 'score' is of type string, not a number"):
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("good", "'good'"), ("3,5", "'3,5'"), ("0x1", "'0x1'"), ("1_0", "'1_0'"), (True, "bool")],
+)
+def test_read_words_for_a_score_names_the_column(tmp_path, config, value, shown):
+    path = write(tmp_path / "x.parquet", [{"text": "t", "score": value}])
+    with pytest.raises(SourceError, match=rf"column 'score' is of type (string|bool), not a number.*{shown}|{shown}"):
         list(read_documents(path, "fineweb_edu", config))
+
+
+SCORES = [
+    (pa.array([2.9, 3.0, None, float("nan"), float("inf")]), [2.9, 3.0, None, None, None]),
+    (pa.array([3.0, 2.75], pa.float32()), [3.0, 2.75]),
+    (pa.array([2, 3, None]), [2.0, 3.0, None]),
+    (pa.array([Decimal("2.99"), Decimal("3.00")]), [2.99, 3.0]),
+    (pa.array(["2.99", " 3 ", "+3.5e0", ".5", "3.", "-1"]), [2.99, 3.0, 3.5, 0.5, 3.0, -1.0]),
+    (pa.array(["", "  ", "NaN", "None", "null", None], pa.large_string()), [None] * 6),
+    (pa.array([b"3.25", None]), [3.25, None]),
+    (pa.array(["3.5", "2", "3.5"]).dictionary_encode(), [3.5, 2.0, 3.5]),
+    (pa.nulls(2), [None, None]),
+]
+
+
+@pytest.mark.parametrize(("column", "scores"), SCORES, ids=lambda value: str(getattr(value, "type", "")))
+def test_read_scores_of_every_type_by_one_rule(tmp_path, config, column, scores):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["t"] * len(column), "score": column}), path)
+    assert [document.score for document in read_documents(path, "fineweb_edu", config)] == scores
+
+
+def test_read_two_score_columns_takes_the_one_that_is_configured(tmp_path, config):
+    path = write(tmp_path / "x.parquet", [{"int_score": 3, "text": "t", "score": 2.6}])
+    assert [document.score for document in read_documents(path, "fineweb_edu", config)] == [2.6]
+    other = write(tmp_path / "y.parquet", [{"int_score": 3.0, "text": "t"}])
+    with pytest.raises(SourceError, match="lacks the column 'score'; it has int_score, text"):
+        list(read_documents(other, "fineweb_edu", config))
+
+
+def test_read_bytes_for_a_boolean_and_an_id_as_words(tmp_path, config):
+    rows = [{"answer_id": b"9", "pm_score": "1", "selected": b"False", "text": "low"}]
+    rows += [{"answer_id": b"10", "pm_score": "7", "selected": b"False", "text": "high"}]
+    path = write(tmp_path / "s.parquet", [{"qid": 1, "question": "Q", "answers": rows}])
+    assert [d.text for d in read_documents(path, "stackexchange", config)] == ["Q\n\nhigh"]
+
+
+def test_read_one_row_of_forty_megabytes_between_others(tmp_path, config):
+    fat = "the café " * 4_500_000
+    path = write(tmp_path / "x.parquet", [{"text": "before"}, {"text": fat}, {"text": "after"}])
+    assert [len(document.text) for document in read_documents(path, "textbooks", config)] == [6, len(fat), 5]
+
+
+@pytest.mark.parametrize(
+    ("damage", "seen"),
+    [
+        (lambda data: b"", "0 bytes"),
+        (lambda data: data[: len(data) // 2], "not a whole parquet file"),
+        (lambda data: data[:-1], "not a whole parquet file"),
+        (lambda data: b"\x1f\x8b" + data[2:-4] + b"gzip", "not a whole parquet file"),
+        (lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1", "not a whole parquet file"),
+    ],
+    ids=["empty", "half", "last byte", "foreign", "footer too long"],
+)
+def test_read_what_is_no_whole_parquet_file_names_it_and_its_size(tmp_path, config, damage, seen):
+    path = write(tmp_path / "x.parquet", [{"text": prose(i)} for i in range(40)])
+    path.write_bytes(damage(path.read_bytes()))
+    for use in (lambda: check_file(path, "textbooks", config), lambda: list(read_documents(path, "textbooks", config))):
+        with pytest.raises(SourceError, match=rf"x\.parquet: .*{seen}"):
+            use()
+
+
+def test_read_questions_whose_answers_have_other_names_names_what_is_missing(tmp_path, config):
+    renamed = write(tmp_path / "s.parquet", [{"qid": 1, "question": "Q", "responses": [{"body": "a", "score": 1}]}])
+    with pytest.raises(SourceError, match=r"s\.parquet: lacks the column 'answers'; it has qid, question, responses"):
+        check_file(renamed, "stackexchange", config)
+    inside = write(
+        tmp_path / "t.parquet", [{"question": "Q", "answers": [{"answer_id": 1, "body": "a", "pm_score": 1}]}]
+    )
+    for use in (check_file, lambda *arguments: list(read_documents(*arguments))):
+        with pytest.raises(SourceError, match=r"t\.parquet: column 'answers' lacks the field 'selected'"):
+            use(inside, "stackexchange", config)
 
 
 def test_read_a_file_with_a_hole_fails_where_it_is(tmp_path, config):

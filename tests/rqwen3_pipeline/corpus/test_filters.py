@@ -6,11 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from model.errors import SourceError
-from rqwen3_pipeline.corpus.build import run_stage
-from rqwen3_pipeline.corpus.documents import Document
+from rqwen3_pipeline.corpus.build import items_of, run_stage
+from rqwen3_pipeline.corpus.documents import Document, nfc
 from rqwen3_pipeline.corpus.filters import LENGTH_EDGES, RULES, filter_file, is_disambiguation
+from rqwen3_pipeline.corpus.funnel import source_funnel
+from rqwen3_pipeline.corpus.lock import lock_folder
+from rqwen3_pipeline.corpus.sources import corpus_config
 
-from .made import prose, write
+from .made import only, prose, write
 
 
 def judge(config, source, text, **fields):
@@ -128,6 +131,25 @@ def test_filter_of_one_small_file_of_several_may_keep_nothing(filtered):
     good, bad = [{"text": prose(i)} for i in range(5)], [{"text": None}] * 2
     kept = sorted(filtered("textbooks", good, bad, key=key)["kept"] for key in ("00000", "00001"))
     assert kept == [0, 5]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_filter_of_files_some_of_which_hold_only_nulls_keeps_the_others_in_any_order(root, tmp_path, config, order):
+    texts = [[prose(1), prose(2)], [None, None], [prose(5), None, prose(7)]]
+    for name, i in enumerate(order):
+        path = tmp_path / "one" / "textbooks" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind = pa.null() if i == 1 else pa.large_string() if i == 2 else pa.string()
+        pq.write_table(pa.table({"text": pa.array(texts[i], kind)}), path)
+    alone = corpus_config(only("textbooks", {}, {}))
+    lock = lock_folder(root, alone, tmp_path / "one")
+    for stage in ("raw", "filtered"):
+        outcomes = run_stage(stage, root, alone, lock, items_of(stage, alone, lock))
+        assert not [outcome.error for outcome in outcomes if outcome.error]
+    found = source_funnel(root, alone, lock, "textbooks")
+    assert found.funnel == {"kept": 4, "null_text": 3}
+    kept = [pq.read_table(root.filtered("textbooks", f.key)).column("text") for f in lock.files("textbooks")]
+    assert {text for column in kept for text in column.to_pylist()} == {nfc(prose(i)) for i in (1, 2, 5, 7)}
 
 
 def test_filter_of_a_file_without_rows_is_a_success(filtered, tmp_path):

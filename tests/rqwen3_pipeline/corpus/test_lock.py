@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from model.errors import CorpusError, SourceError
 from model.files import sha256_file
-from rqwen3_pipeline.corpus.lock import lock_folder, read_lock, seeded_order
+from rqwen3_pipeline.corpus.lock import lock_folder, read_lock, seeded_order, weighted_order
 
 from .made import prose, tree, write
 
@@ -146,3 +146,24 @@ def test_seeded_order_of_another_seed_differs():
     paths = [f"{i}.parquet" for i in range(30)]
     assert seeded_order(paths, 1) != seeded_order(paths, 2)
     assert Path(seeded_order(paths, 1)[0]).suffix == ".parquet"
+
+
+@given(
+    st.dictionaries(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), st.integers(1, 50), min_size=1),
+    st.integers(0, 9),
+    st.tuples(*[st.floats(0.1, 9.0)] * 3),
+)
+def test_weighted_order_spends_bytes_by_weight_up_to_one_file(places, seed, chosen):
+    weights = dict(zip("abc", chosen, strict=True))
+    sizes = {f"data/{name}/{number}.parquet": size for (name, number), size in places.items()}
+    order = weighted_order(sizes, weights, seed)
+    assert sorted(order) == sorted(sizes)
+    assert weighted_order(dict(reversed(sizes.items())), weights, seed) == order
+    left = {name: sum(1 for other, _ in places if other == name) for name, _ in places}
+    spent = dict.fromkeys(left, 0.0)
+    for path in order:
+        name = path.split("/")[1]
+        behind = min(spent[other] for other, count in left.items() if count)
+        assert spent[name] == behind
+        spent[name] += sizes[path] / weights[name]
+        left[name] -= 1

@@ -1,0 +1,84 @@
+"""The commands over the source files: `rqwen3 sources lock | fetch`."""
+
+import time
+from collections.abc import Sequence
+
+import click
+
+from model.files import hold_lock
+from rqwen3_pipeline.corpus.build import run_stage
+from rqwen3_pipeline.corpus.lock import read_lock
+from rqwen3_pipeline.corpus.origin import lock_origin
+from rqwen3_pipeline.corpus.pieces import Outcome
+from rqwen3_pipeline.corpus.selection import select_files
+from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.progress import Progress
+from rqwen3_pipeline.settings import Settings
+
+
+def lock_sources(settings: Settings, update: bool) -> None:
+    """Lock the sources and print what is locked.
+
+    Raises:
+        SourceError: they can't be locked; an earlier lock stays.
+        LockHeldError: a run or a build is at work in this run root.
+    """
+    run = settings.run_config
+    config = corpus_config(run)
+    with hold_lock(settings.root.path / ".run.lock", "rqwen3 sources lock"):
+        lock = lock_origin(
+            settings.root,
+            config,
+            run.training,
+            settings.sources,
+            update,
+            say=lambda sentence: click.echo(f"  {sentence}", err=True),
+        )
+    for source, files in lock.sources.items():
+        pin = lock.pins.get(source)
+        where = f"  {pin.dataset} {pin.config} {pin.revision[:12]}" if pin else ""
+        click.echo(f"{source:<14} {len(files):>4} files {sum(file.size_bytes for file in files):>16,} bytes{where}")
+    click.echo(f"from the folder {lock.origin}" if lock.origin else "from the Hub; next: rqwen3 sources fetch")
+    click.echo(str(settings.root.lock))
+
+
+def fetch_sources(settings: Settings, named: Sequence[str], files: str | None) -> int:
+    """Fetch the files that are meant, with progress.
+
+    Args:
+        settings: the settings in force.
+        named: sources; none for all.
+        files: numbers of files in the lock; None for all.
+
+    Returns:
+        0, or 1 if a file failed; it is named, and the others are there.
+
+    Raises:
+        ConfigError: a source is unknown, or has no such files.
+        LockHeldError: another process is at one of the files.
+        DiskSpaceError: they would not fit; nothing was begun.
+        CorpusError: nothing is locked yet.
+    """
+    config, lock = corpus_config(settings.run_config), read_lock(settings.root)
+    items = select_files(config, lock, named, files)
+    sizes = {item: lock.file(*item).size_bytes for item in items}
+    began, size_bytes = time.monotonic(), 0
+    with Progress("fetch", sum(sizes.values()) // 2**20, "MiB") as progress:
+
+        def done(outcome: Outcome) -> None:
+            nonlocal size_bytes
+            size_bytes += sizes[outcome.source, outcome.key]
+            state = "failed" if outcome.error else "current" if outcome.skipped else f"{outcome.seconds:.0f} s"
+            progress.to(size_bytes // 2**20, f"{outcome.source}/{outcome.key} {state}")
+
+        outcomes = run_stage("raw", settings.root, config, lock, items, settings.workers, done)
+    failed = [outcome for outcome in outcomes if outcome.error]
+    made = [outcome for outcome in outcomes if not outcome.error and not outcome.skipped]
+    fetched_bytes = sum(sizes[outcome.source, outcome.key] for outcome in made)
+    click.echo(
+        f"{len(made)} files fetched, {len(items) - len(made) - len(failed)} current, {len(failed)} failed; "
+        f"{fetched_bytes:,} bytes in {time.monotonic() - began:.1f} s"
+    )
+    for outcome in failed:
+        click.echo(f"{outcome.source}/{outcome.key}: {outcome.error}", err=True)
+    return 1 if failed else 0
