@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 import torch
 
 from model.errors import CorpusError
+from model.generate import load_tokenizer
 from model.loss import IGNORE, token_losses
 from model.rqwen3 import RQwen3
 from model.shard_format import Manifest, ShardEntry, docs_path, open_shard
+from model.token_bytes import token_byte_lengths
 from model.windows import require_ids
 
 
@@ -35,7 +37,7 @@ class HeldoutStream:
     document: npt.NDArray[np.int64]
     """For each token of the stream its document's number; -1 where it is not counted (EOS)."""
     text_bytes: npt.NDArray[np.int64]
-    """UTF-8 bytes of each document."""
+    """UTF-8 bytes of each document; those that its tokens stand for are the same number."""
 
 
 def heldout_streams(manifest: Manifest, max_tokens: int) -> tuple[list[HeldoutStream], list[str]]:
@@ -45,30 +47,41 @@ def heldout_streams(manifest: Manifest, max_tokens: int) -> tuple[list[HeldoutSt
         The streams, and the names of the sources that have no held-out document.
 
     Raises:
-        CorpusError: a held-out shard or its document table is missing or inconsistent.
+        CorpusError: a held-out shard or its document table is missing or inconsistent, or a document's
+            tokens stand for another number of bytes than its text has.
     """
+    lengths_ = token_byte_lengths(load_tokenizer(manifest.root / manifest.tokenizer_path))
     sources = list(dict.fromkeys(entry.source for entry in (*manifest.shards, *manifest.heldout)))
-    streams = [_stream(manifest, source, max_tokens) for source in sources]
+    streams = [_stream(manifest, source, max_tokens, lengths_) for source in sources]
     missing = [source for source, stream in zip(sources, streams, strict=True) if stream is None]
     return [stream for stream in streams if stream is not None], missing
 
 
-def _stream(manifest: Manifest, source: str, max_tokens: int) -> HeldoutStream | None:
+def _stream(manifest: Manifest, source: str, max_tokens: int, lengths_: npt.NDArray[np.int64]) -> HeldoutStream | None:
     tokens_, document_, bytes_ = [np.array([manifest.eos_id], np.int64)], [np.array([-1], np.int64)], list[int]()
     used_tokens = 0
     for entry in (entry for entry in manifest.heldout if entry.source == source):
         shard_ = open_shard(manifest.root, entry)
         require_ids(shard_, manifest, entry, 0)
-        for start, end, text_bytes in _documents(manifest, entry):
+        for start, end, text_bytes in list(_documents(manifest, entry)):
             if bytes_ and used_tokens + end - start > max_tokens:
                 return _finish(source, tokens_, document_, bytes_)
             tokens_.append(shard_[start:end].astype(np.int64))
+            _check_bytes(entry, len(bytes_), int(lengths_[tokens_[-1][:-1]].sum()), text_bytes)
             numbers_ = np.full(end - start, len(bytes_), np.int64)
             numbers_[-1] = -1
             document_.append(numbers_)
             bytes_.append(text_bytes)
             used_tokens += end - start
     return _finish(source, tokens_, document_, bytes_) if bytes_ else None
+
+
+def _check_bytes(entry: ShardEntry, number: int, token_bytes: int, text_bytes: int) -> None:
+    if token_bytes != text_bytes:
+        raise CorpusError(
+            f"{entry.path}: the tokens of held-out document {number} (from 0) stand for {token_bytes:,} bytes, its "
+            f"text has {text_bytes:,}; bits per byte would be wrong. Make it again: rqwen3 corpus build --rebuild"
+        )
 
 
 def _finish(source: str, tokens_: list[Any], document_: list[Any], bytes_: list[int]) -> HeldoutStream:

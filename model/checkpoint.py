@@ -213,16 +213,31 @@ def load_weights(model: RQwen3, state: dict[str, torch.Tensor], where: str) -> N
     """Copy weights into the model, every one of them.
 
     Raises:
-        CheckpointError: names or shapes differ; the message names the first ones.
+        CheckpointError: names or shapes differ; the message names them all, with both shapes.
     """
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        detail = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    problems = tensor_problems(found, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    if problems:
         raise CheckpointError(
-            f"{where}: the weights do not fit the model of the configuration: {detail}. "
+            f"{where}: the weights do not fit the model of the configuration: {problems}. "
             "Use the config.toml that lies beside this checkpoint's folder."
-        ) from error
+        )
+    model.load_state_dict(state, strict=True)
+
+
+def tensor_problems(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
+    """What is missing, surplus or misshapen among named tensors, all of it; empty if nothing is."""
+    misshapen = [
+        f"{name} {list(found[name])} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    complaints = (
+        ("missing", [name for name in wanted if name not in found]),
+        ("surplus", [name for name in found if name not in wanted]),
+        ("misshapen", misshapen),
+    )
+    return "; ".join(f"{len(names)} {kind}: {', '.join(names)}" for kind, names in complaints if names)
 
 
 def load_model(path: Path, config: CoreConfig, device: torch.device | str = "cpu") -> RQwen3:

@@ -201,7 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     cloze = scores["tasks"][TASK]
     print(f"{TASK} acc {cloze['acc']}, acc_norm {cloze['acc_norm']} over {cloze['n']} (chance {cloze['chance']:.3f})")
-    print(f"bits per byte {scores['bits_per_byte']['all']['bits_per_byte']}; engine {scores['engine']}: {options.out}")
+    bits = scores["bits_per_byte"]["all"]["bits_per_byte"]
+    print(f"bits per byte {bits} (tokens and texts agree on every byte); engine {scores['engine']}: {options.out}")
     return 0
 
 

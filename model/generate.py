@@ -5,6 +5,7 @@ Rows of the embedding beyond the tokenizer's ids are never chosen. Costs one for
 prompt, then one per token, and 2 · n_layer · K · H · 4 bytes of cache a token.
 
     python -m model.generate --checkpoint FILE --config FILE --tokenizer FILE --prompt TEXT
+    python -m model.generate --weights DIR --prompt TEXT
 """
 
 import argparse
@@ -19,6 +20,7 @@ from torch import Tensor
 from model.checkpoint import load_model
 from model.config import load_run_config
 from model.errors import ConfigError, CorpusError, RQwen3Error
+from model.published import end_of_text_ids, load_published, read_config
 from model.rqwen3 import RQwen3
 
 EOS_TOKEN = "<|endoftext|>"
@@ -61,21 +63,29 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 @torch.no_grad()
-def generate(model: RQwen3, prompt: list[int], vocab_size: int, eos_id: int, sampling: Sampling) -> list[int]:
+def generate(
+    model: RQwen3, prompt: list[int], vocab_size: int, eos_id: int | frozenset[int], sampling: Sampling
+) -> list[int]:
     """Continue a prompt.
 
     Args:
         model: its mode is left as it was.
-        prompt: token ids; empty means the end-of-text id. Its tail is used if it is too long.
+        prompt: token ids; empty means the (lowest) end-of-text id. Its tail is used if it is too long.
         vocab_size: ids of the tokenizer; none at or above is chosen.
-        eos_id: ends the text; it is not returned.
-        sampling: how to choose.
+        eos_id: ends the text, or any of these do; it is not returned.
+        sampling: how to choose; it has its own random generator, so no other is moved.
 
     Returns:
         The new ids; fewer than asked for at the end of text or of the model's context.
+
+    Raises:
+        ConfigError: there is neither a prompt nor an id to begin with.
     """
     limit = model.config.max_seq_len
-    prompt = (prompt or [eos_id])[-max(1, limit - sampling.new_tokens) :]
+    ends = frozenset((eos_id,)) if isinstance(eos_id, int) else eos_id
+    if not prompt and not ends:
+        raise ConfigError("--prompt is empty, and this model has no end-of-text id to begin with. Give a prompt.")
+    prompt = (prompt or [min(ends)])[-max(1, limit - sampling.new_tokens) :]
     device = model.lm_head.weight.device
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
     caches = model.new_caches(1, min(limit, len(prompt) + sampling.new_tokens))
@@ -87,7 +97,7 @@ def generate(model: RQwen3, prompt: list[int], vocab_size: int, eos_id: int, sam
             hidden_BTD = model.model(ids_BT, caches)
             logits_V = model.lm_head(hidden_BTD[0, -1]).float()[:vocab_size]
             chosen = choose(logits_V, sampling, generator)
-            if chosen == eos_id:
+            if chosen in ends:
                 break
             new_ids.append(chosen)
             ids_BT = torch.tensor([[chosen]], device=device)
@@ -120,12 +130,31 @@ def continue_text(model: RQwen3, tokenizer: Tokenizer, prompt: str, sampling: Sa
     return tokenizer.decode(new_ids)
 
 
+def continue_published(folder: Path, prompt: str, sampling: Sampling, device: str) -> str:
+    """The continuation that a published folder's model and tokenizer give, without the prompt.
+
+    Raises:
+        RQwen3Error: the folder can't be used, or its tokenizer has more ids than the embedding has rows.
+    """
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    ids, rows = tokenizer.get_vocab_size(with_added_tokens=True), read_config(folder).vocab_size
+    if ids > rows:
+        raise ConfigError(
+            f"{folder}: vocab_size = {rows:,} rows of the embedding, but tokenizer.json has {ids:,} ids. "
+            "They are not of one model: fetch the folder again."
+        )
+    model = load_published(folder, device)
+    prompt_ids = tokenizer.encode(prompt).ids
+    return tokenizer.decode(generate(model, prompt_ids, ids, end_of_text_ids(folder), sampling))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m model.generate", description="Continue a prompt.")
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, metavar="DIR", help="a published folder; or the next three:")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--new-tokens", type=int, default=60)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -133,12 +162,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
+    if options.weights is None and None in (options.checkpoint, options.config, options.tokenizer):
+        parser.error("give --weights, or --checkpoint, --config and --tokenizer")
     try:
         sampling = Sampling(
             new_tokens=options.new_tokens, temperature=options.temperature, top_p=options.top_p, seed=options.seed
         )
-        model = load_model(options.checkpoint, load_run_config(options.config).model, options.device)
-        print(options.prompt + continue_text(model, load_tokenizer(options.tokenizer), options.prompt, sampling))
+        if options.weights is not None:
+            text = continue_published(options.weights, options.prompt, sampling, options.device)
+        else:
+            model = load_model(options.checkpoint, load_run_config(options.config).model, options.device)
+            text = continue_text(model, load_tokenizer(options.tokenizer), options.prompt, sampling)
+        print(options.prompt + text)
     except RQwen3Error as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

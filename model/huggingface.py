@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from model.checkpoint import load_model, verify
 from model.config import CoreConfig, RunConfig, load_run_config
-from model.errors import CheckpointError, RQwen3Error
+from model.errors import CheckpointError, ConfigError, RQwen3Error
 from model.files import fsync_folder, read_json, sha256_file, temporary_path, write_json, write_text
 from model.generate import EOS_TOKEN, load_tokenizer
 
@@ -99,9 +99,22 @@ def _write_weights(path: Path, checkpoint: Path, config: CoreConfig, dtype: torc
 
 
 def model_config(config: CoreConfig, eos_id: int, dtype: str) -> dict[str, Any]:
-    """`config.json`: Qwen3, or Llama where there is no norm on queries and keys."""
+    """`config.json`: Qwen3, with experts or without, or Llama where there is no norm on queries and keys.
+
+    Raises:
+        ConfigError: experts without that norm: transformers has no such model.
+    """
     kind = ("Qwen3ForCausalLM", "qwen3") if config.qk_norm else ("LlamaForCausalLM", "llama")
+    experts = {}
+    if config.num_experts:
+        if not config.qk_norm:
+            raise ConfigError("model.qk_norm = false with model.num_experts > 0: no published kind is like that.")
+        kind = ("Qwen3MoeForCausalLM", "qwen3_moe")
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step")
+        experts = {name: getattr(config, name) for name in (*names, "router_aux_loss_coef")}
+        experts |= {"norm_topk_prob": True, "mlp_only_layers": [], "output_router_logits": False}
     return {
+        **experts,
         "architectures": [kind[0]],
         "model_type": kind[1],
         "attention_bias": False,

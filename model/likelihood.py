@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from model.errors import ConfigError, CorpusError
-from model.loss import chunk_tokens
+from model.memory import head_chunk_tokens
 from model.rqwen3 import RQwen3
 
 DELIMITER = " "
@@ -164,7 +164,7 @@ def _batch(model: RQwen3, pairs: list[tuple[list[int], list[int]]], limit: int) 
 
 def _token_logs(model: RQwen3, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target, and whether it is the likeliest, a chunk of logits at a time."""
-    step = chunk_tokens(model.config.vocab_size, hidden_ND.device.type)
+    step = head_chunk_tokens(model.config.vocab_size, len(targets_N), cuda=hidden_ND.device.type == "cuda")
     logs: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []
     for start in range(0, len(targets_N), step):

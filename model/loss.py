@@ -2,23 +2,23 @@
 
 For each chunk of n tokens the logits (n, V) are made, turned into losses, then in place into the
 gradient softmax − one-hot, and multiplied out to the hidden states' and the weight's gradients, all
-in the forward pass. Memory: one chunk of fp32 logits, and an fp32 gradient of the weight. Time: the
-three matrix products that a head costs anyway; nothing is recomputed. Matrix products run in the
-autocast type, everything else in fp32, so the loss is exact to fp32 whatever the products' type.
+in the forward pass. Memory: one chunk of fp32 logits, and an fp32 gradient of the weight, which the
+backward pass hands on without a copy. Time: the three matrix products that a head costs anyway;
+nothing is recomputed. A batch that is small enough is one chunk. Matrix products run in the autocast
+type, everything else in fp32, so the loss is exact to fp32 whatever the products' type.
+
+`torch.compile` leaves the head as it is: a traced loop would be unrolled, and anew for every length.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from model.memory import head_chunk_tokens
+
 IGNORE = -100
 """The target that is not counted."""
-CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 640 * 2**20}
-"""Largest fp32 logits of one chunk: what stays in a CPU's cache; some 1,100 tokens of 151,936 ids."""
-
-
-def chunk_tokens(vocab_size: int, device_type: str) -> int:
-    """Tokens of one chunk, so that its fp32 logits fit `CHUNK_BYTES`; 16 to 16,384."""
-    return max(16, min(16384, CHUNK_BYTES.get(device_type, CHUNK_BYTES["cpu"]) // (4 * vocab_size)))
 
 
 def head_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, divisor: int | None = None) -> Tensor:
@@ -33,8 +33,11 @@ def head_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, divisor: 
     Returns:
         fp32 scalar that can be differentiated once with respect to both matrices.
     """
-    divide_by = max(1, int((targets_N != IGNORE).sum()) if divisor is None else divisor)
-    return _HeadLoss.apply(hidden_ND, weight_VD, targets_N, divide_by, torch.is_grad_enabled())
+    if divisor is None:  # counted where the targets are: nothing waits for the device
+        scale = 1.0 / (targets_N != IGNORE).sum().clamp(min=1)
+    else:
+        scale = torch.full((), 1.0 / max(1, divisor), device=hidden_ND.device)
+    return _uncompiled_loss(hidden_ND, weight_VD, targets_N, scale, torch.is_grad_enabled())
 
 
 def token_losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -42,10 +45,8 @@ def token_losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Ten
     dtype = _product_type(hidden_ND)
     weight = weight_VD.to(dtype)
     losses_N = torch.zeros(targets_N.shape, dtype=torch.float32, device=hidden_ND.device)
-    step = chunk_tokens(weight_VD.shape[0], hidden_ND.device.type)
     with torch.no_grad(), torch.autocast(hidden_ND.device.type, enabled=False):
-        for start in range(0, len(targets_N), step):
-            part = slice(start, start + step)
+        for part in _chunks(hidden_ND, weight_VD):
             logits_NV = (hidden_ND[part].to(dtype) @ weight.T).float()
             losses_N[part] = _losses(logits_NV, targets_N[part])
     return losses_N
@@ -53,47 +54,63 @@ def token_losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Ten
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_ND, weight_VD, targets_N, divisor, with_gradients):
+    def forward(ctx, hidden_ND, weight_VD, targets_N, scale, with_gradients):
         if not with_gradients:
-            return token_losses(hidden_ND, weight_VD, targets_N).sum() / divisor
+            return token_losses(hidden_ND, weight_VD, targets_N).sum() * scale
         dtype = _product_type(hidden_ND)
         weight = weight_VD.to(dtype)
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
-        step = chunk_tokens(weight_VD.shape[0], hidden_ND.device.type)
+        grad_weight_VD: Tensor | None = None
+        losses_N = torch.empty(targets_N.shape, dtype=torch.float32, device=hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for start in range(0, len(targets_N), step):
-                part = slice(start, start + step)
+            for part in _chunks(hidden_ND, weight_VD):
                 hidden = hidden_ND[part].to(dtype)
                 logits_NV = (hidden @ weight.T).float()
-                total += _losses(logits_NV, targets_N[part], divisor).sum()
+                losses_N[part] = _losses(logits_NV, targets_N[part], scale)
                 grad_logits_NV = logits_NV.to(dtype)
                 grad_hidden_ND[part] = grad_logits_NV @ weight
-                if dtype == torch.float32:
+                if grad_weight_VD is None:
+                    grad_weight_VD = (grad_logits_NV.T @ hidden).float()
+                elif dtype == torch.float32:
                     grad_weight_VD.addmm_(grad_logits_NV.T, hidden)
                 else:
                     grad_weight_VD += grad_logits_NV.T @ hidden
-        ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
-        return total / divisor
+        if grad_weight_VD is None:
+            grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        ctx.gradients = grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype)
+        return losses_N.sum() * scale
 
     @staticmethod
     def backward(ctx, *grad_outputs):
+        if ctx.gradients is None:
+            raise RuntimeError("the head's gradients are handed on once; compute the loss again")
+        grad_hidden_ND, grad_weight_VD = ctx.gradients
+        ctx.gradients = None  # so that the optimiser's gradient is this very tensor, not a copy of it
         grad_loss = grad_outputs[0]
-        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        return grad_hidden_ND * grad_loss, grad_weight_VD * grad_loss, None, None, None
+        return grad_hidden_ND.mul_(grad_loss), grad_weight_VD.mul_(grad_loss), None, None, None
 
 
-def _losses(logits_NV: Tensor, targets_N: Tensor, gradient_divisor: int | None = None) -> Tensor:
-    """Losses of a chunk; `logits_NV` is overwritten, with the gradient if a divisor is given."""
+_uncompiled_loss: Any = torch.compiler.disable(_HeadLoss.apply)
+
+
+def _chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
+    """Parts of the tokens, of equal size but for the last."""
+    tokens, vocab_size = hidden_ND.shape[0], weight_VD.shape[0]
+    size = head_chunk_tokens(vocab_size, tokens, cuda=hidden_ND.device.type == "cuda")
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
+
+def _losses(logits_NV: Tensor, targets_N: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Losses of a chunk; `logits_NV` is overwritten, with the gradient times `scale` if that is given."""
     counted_N1 = (targets_N != IGNORE).unsqueeze(1)
     target_N1 = targets_N.clamp(min=0).unsqueeze(1)
     largest_N1 = logits_NV.amax(1, keepdim=True)
     target_logit_N1 = logits_NV.gather(1, target_N1) - largest_N1
     sum_N1 = logits_NV.sub_(largest_N1).exp_().sum(1, keepdim=True)
-    if gradient_divisor is not None:
-        logits_NV.mul_(counted_N1 / (sum_N1 * gradient_divisor))
-        logits_NV.scatter_add_(1, target_N1, counted_N1 * (-1.0 / gradient_divisor))
+    if scale is not None:
+        scale_N1 = counted_N1 * scale
+        logits_NV.mul_(scale_N1 / sum_N1)
+        logits_NV.scatter_add_(1, target_N1, -scale_N1)
     return torch.where(counted_N1, sum_N1.log() - target_logit_N1, 0.0).squeeze(1)
 
 

@@ -22,10 +22,9 @@ import torch
 from torch import nn
 
 from model.files import append_jsonl, read_jsonl
+from model.gpus import gpu_of_device
 
 HISTOGRAM_BINS = 32
-PEAK_FLOPS = {"L40S": 362.05e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "4090": 165.2e12}
-"""Dense bf16 FLOP/s by a part of the device's name, from the vendors' data sheets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,9 +118,8 @@ def model_flops_utilisation(tokens_per_s: float, flops_per_token: int, device: t
     """
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-    return None if peak is None else tokens_per_s * flops_per_token / peak
+    gpu = gpu_of_device(torch.cuda.get_device_name(device))
+    return None if gpu is None else tokens_per_s * flops_per_token / gpu.peak_flops
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.config import CoreConfig
 from model.layers.attention import KeyValueCache
 from model.layers.block import Block, BlockParts
+from model.layers.mixture import MixtureOfExperts
 from model.layers.rms_norm import RMSNorm
 from model.layers.rope import RotaryTables
 from model.loss import head_loss
@@ -21,9 +23,9 @@ INIT_STD = 0.02
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
 
 
-def default_parts(layer: int) -> BlockParts:
-    """The parts of block number `layer`: attention, SwiGLU and RMSNorm in every one."""
-    return BlockParts()
+def configured_parts(config: CoreConfig) -> Callable[[int], BlockParts]:
+    """The parts of each block by its number: SwiGLU, or a mixture of experts where it is sparse."""
+    return lambda layer: BlockParts(feed_forward=MixtureOfExperts) if config.is_sparse(layer) else BlockParts()
 
 
 class Backbone(nn.Module):
@@ -35,6 +37,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Block(config, parts(layer)) for layer in range(config.n_layer))
         self.norm = RMSNorm(config.d_model, config.rms_norm_eps)
         self.rotary = RotaryTables(config.max_seq_len, config.head_dim, config.rope_theta)
+        self.recompute = False
+        """Keep only the blocks' inputs for the backward pass, and make the rest again there."""
 
     def forward(self, ids_BT: Tensor, caches: list[KeyValueCache] | None = None) -> Tensor:
         """Hidden states before the head, (B, T, D)."""
@@ -42,8 +46,12 @@ class Backbone(nn.Module):
         cos_TH, sin_TH = self.rotary.get(start, ids_BT.shape[1], ids_BT.device)
         x_BTD = self.embed_tokens(ids_BT)
         if caches is None:
+            again = self.recompute and self.training and torch.is_grad_enabled()
             for block in self.layers:
-                x_BTD = block(x_BTD, cos_TH, sin_TH)
+                if again:
+                    x_BTD = checkpoint(block, x_BTD, cos_TH, sin_TH, use_reentrant=False)
+                else:
+                    x_BTD = block(x_BTD, cos_TH, sin_TH)
         else:  # past compilation, which would compile anew for every length
             for block, cache in zip(self.layers, caches, strict=True):
                 x_BTD = block.forward(x_BTD, cos_TH, sin_TH, cache)
@@ -53,16 +61,17 @@ class Backbone(nn.Module):
 class RQwen3(nn.Module):
     """The model."""
 
-    def __init__(self, config: CoreConfig, parts: Callable[[int], BlockParts] = default_parts) -> None:
+    def __init__(self, config: CoreConfig, parts: Callable[[int], BlockParts] | None = None) -> None:
         """Build the model, its weights not yet meaningful: call `initialise`, or load a checkpoint.
 
         Args:
             config: the shape.
-            parts: gives each block its classes, by the block's number.
+            parts: gives each block its classes, by the block's number; by default the configuration's.
         """
         super().__init__()
         self.config = config
-        self.model = Backbone(config, parts)
+        self.model = Backbone(config, parts or configured_parts(config))
+        self._mixtures = [part for part in self.modules() if isinstance(part, MixtureOfExperts)]
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -96,7 +105,18 @@ class RQwen3(nn.Module):
                 their tokens; by default those of this batch.
         """
         hidden_BTD = self.model(ids_BT)
-        return head_loss(hidden_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(), divisor)
+        loss = head_loss(hidden_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(), divisor)
+        return self._with_balance(loss, targets_BT, divisor) if self._mixtures else loss
+
+    def _with_balance(self, loss: Tensor, targets_BT: Tensor, divisor: int | None) -> Tensor:
+        """Give the loss the gradient of the experts' balance too; its value stays the cross-entropy."""
+        share = 1.0 if divisor is None else targets_BT.numel() / divisor
+        for mixture in self._mixtures:
+            if self.training and mixture.balance_loss is not None and torch.is_grad_enabled():
+                balance = self.config.router_aux_loss_coef * share * mixture.balance_loss
+                loss = loss + (balance - balance.detach())
+            mixture.balance_loss = None
+        return loss
 
     def new_caches(self, batch: int, capacity: int) -> list[KeyValueCache]:
         """Empty caches, one a layer, for `capacity` tokens each."""

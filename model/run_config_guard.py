@@ -29,6 +29,7 @@ FREE_KEYS = frozenset(
         "device",
         "compile",
         "deterministic",
+        "recompute",
     }
 )
 """Keys of [training] that a later submission may change."""

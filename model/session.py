@@ -72,6 +72,7 @@ class TrainSession:
         self.model = RQwen3(run.model)
         self.model.initialise(run.training.seed)
         self.model.to(self.device).train()
+        self.model.model.recompute = run.training.recompute
         self.compiled = self.device.type == "cuda" and run.training.compile and compile_blocks(self.model)
         self.optimizer = make_optimizer(self.model, run.training)
         self.step = 0
@@ -127,7 +128,9 @@ class TrainSession:
         )
 
     def _micro_batch(self, tokens_BL: npt.NDArray[np.int64]) -> torch.Tensor:
-        tokens_BL_ = torch.from_numpy(tokens_BL).to(self.device, non_blocking=True)
+        tokens_BL_ = torch.from_numpy(tokens_BL)
+        if self.device.type == "cuda":  # only pinned memory is copied without waiting for the device
+            tokens_BL_ = tokens_BL_.pin_memory().to(self.device, non_blocking=True)
         with self.autocast():
             loss = self.model.loss(tokens_BL_[:, :-1], tokens_BL_[:, 1:], self.config.tokens_per_step)
         loss.backward()

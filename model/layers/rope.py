@@ -3,6 +3,9 @@
 Angles are computed in float64 and stored as fp32, and the tables are no buffers: a model cast to
 bf16 keeps exact positions (bf16 tables lose them beyond some 256 tokens). The tables are built once
 per device and cost max_seq_len * H * 4 bytes.
+
+On a CPU, where no compiler fuses it, the rotation writes into its result and its gradient is the
+rotation by the opposite angles: two passes each, and nothing but the tables is kept.
 """
 
 import torch
@@ -37,6 +40,28 @@ class RotaryTables:
 
 def rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Turn each head by its position's angles; computed in fp32, returned in the input's type."""
+    if x_BNTH.device.type == "cpu" and x_BNTH.dtype == torch.float32 and not torch.compiler.is_compiling():
+        return _Rotate.apply(x_BNTH, cos_TH, sin_TH)
     first, second = x_BNTH.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos_TH - second * sin_TH, second * cos_TH + first * sin_TH), dim=-1)
     return turned.to(x_BNTH.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_BNTH, cos_TH, sin_TH):
+        ctx.save_for_backward(cos_TH, sin_TH)
+        return _turn(x_BNTH, cos_TH, sin_TH, 1.0)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        cos_TH, sin_TH = ctx.saved_tensors
+        return _turn(grad_outputs[0], cos_TH, sin_TH, -1.0), None, None
+
+
+def _turn(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor, direction: float) -> Tensor:
+    turned = torch.empty_like(x_BNTH)
+    (first, second), (low, high) = x_BNTH.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+    torch.mul(first, cos_TH, out=low).addcmul_(second, sin_TH, value=-direction)
+    torch.mul(second, cos_TH, out=high).addcmul_(first, sin_TH, value=direction)
+    return turned

@@ -74,6 +74,31 @@ def test_choice_follows_temperature_and_top_p() -> None:
     assert {choose(logits, Sampling(), generator) for _ in range(50)} == {0}
 
 
+def test_generation_moves_no_random_generator_but_its_own_and_restores_the_mode(model: RQwen3) -> None:
+    for training in (True, False):
+        model.train(training)
+        before = torch.get_rng_state()
+        generate(model, [1], 40, 49, Sampling(new_tokens=5, temperature=1.0, seed=3))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert model.training is training
+    model.model.layers[0].mlp = torch.nn.Identity()
+    del model.model.layers[1].mlp.down_proj
+    model.train()
+    with pytest.raises(AttributeError):
+        generate(model, [1], 40, 49, Sampling(new_tokens=5))
+    assert model.training
+
+
+def test_any_of_several_end_ids_stops_and_without_any_a_prompt_is_needed(model: RQwen3) -> None:
+    ids = generate(model, [1, 2, 3], 40, 49, Sampling(new_tokens=10))
+    ends = frozenset((49, ids[4], ids[7]))
+    first = min(ids.index(ids[4]), ids.index(ids[7]))
+    assert generate(model, [1, 2, 3], 40, ends, Sampling(new_tokens=10)) == ids[:first]
+    assert len(generate(model, [1, 2, 3], 40, frozenset(), Sampling(new_tokens=10))) == 10
+    with pytest.raises(ConfigError, match="--prompt is empty"):
+        generate(model, [], 40, frozenset(), Sampling())
+
+
 def test_same_seed_gives_the_same_text(model: RQwen3) -> None:
     texts = [generate(model, [1], 40, 49, Sampling(temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]

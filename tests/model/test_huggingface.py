@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model import checkpoint, generate, huggingface, pretrain
 from model.checkpoint import load_model
 from model.files import sha256_file
+from model.published import load_published
 
 PROMPT = "the cat sees "
 
@@ -89,6 +90,27 @@ def test_export_of_the_same_checkpoint_gives_the_same_bytes(trained, tmp_path: P
     assert "272; 257" in card
     assert "36,032" in card
     assert (tmp_path / "a" / "model.safetensors").stat().st_mode & 0o044 == 0o044
+
+
+def test_export_with_more_rows_than_ids_keeps_the_rows_and_samples_only_ids(trained, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "export"
+    assert huggingface.main(arguments(trained, out)) == 0
+    capsys.readouterr()
+    model, tokenizer = load_published(out), AutoTokenizer.from_pretrained(out)
+    assert (model.config.vocab_size, len(tokenizer)) == (272, 257)
+    with torch.no_grad():
+        model.lm_head.weight[257:] *= 1000  # rows without text, made as likely as can be
+    sampling = generate.Sampling(new_tokens=40, temperature=30.0)
+    new_ids = generate.generate(model, [1], len(tokenizer), 256, sampling)
+    assert max(new_ids) < 257
+    tokenizer.save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again(PROMPT).input_ids == tokenizer(PROMPT).input_ids
+    assert tokenizer.decode([256, 257, 271]) is not None  # an id without text does not crash the decoding
+    record = json.loads((out / "export.json").read_text())
+    assert record["tokenizer_ids"] == 257
+    assert generate.main(["--weights", str(out), "--prompt", PROMPT, "--new-tokens", "5"]) == 0
 
 
 def test_export_as_bf16_holds_the_rounded_weights(trained, tmp_path: Path) -> None:

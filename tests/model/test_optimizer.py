@@ -1,11 +1,13 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
 from model.config import CoreConfig, TrainConfig
 from model.optimizer import make_optimizer, parameter_groups
 from model.rqwen3 import RQwen3
+from model.session import compile_blocks
 
 SMALL = CoreConfig(
     vocab_size=50,
@@ -35,6 +37,34 @@ def test_tied_head_is_in_one_group_once() -> None:
     optimizer = make_optimizer(model, CONFIG)
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     assert len(held) == len(set(held)) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_groups_at_production_shape_hold_what_they_should_and_add_up(tied: bool) -> None:
+    shape = {"d_model": 1024, "n_layer": 28, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+    config = CoreConfig(**shape, vocab_size=151_936, intermediate_size=3072, max_seq_len=2048, tie_embeddings=tied)
+    with torch.device("meta"):
+        model = RQwen3(config)
+        optimizer = make_optimizer(model, CONFIG)
+    groups = parameter_groups(model)
+    assert len(groups["no_decay"]) == 28 * 4 + 1
+    assert len(groups["decay"]) == 28 * 7 + (1 if tied else 2)
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert len({id(parameter) for parameter in held}) == len(held)
+    assert sum(parameter.numel() for parameter in held) == (596_049_920 if tied else 751_632_384)
+    decayed, kept = optimizer.param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    assert sum(parameter.numel() for parameter in kept["params"]) == 65_536
+    assert all(parameter.dim() >= 2 for parameter in decayed["params"])
+
+
+def test_compiled_model_has_the_groups_of_the_plain_one() -> None:
+    plain, compiled = RQwen3(SMALL), RQwen3(SMALL)
+    assert compile_blocks(compiled)
+    assert parameter_groups(compiled) == parameter_groups(plain)
+    wrapped = parameter_groups(torch.compile(RQwen3(SMALL), backend="eager"))  # pyright: ignore[reportArgumentType]
+    for name, members in parameter_groups(plain).items():
+        assert [member.removeprefix("_orig_mod.") for member in wrapped[name]] == members
 
 
 def test_update_equals_adamw_in_float64() -> None:
