@@ -62,10 +62,13 @@ class _HeadLoss(torch.autograd.Function):
         grad_hidden_ND = torch.empty_like(hidden_ND)
         grad_weight_VD: Tensor | None = None
         losses_N = torch.empty(targets_N.shape, dtype=torch.float32, device=hidden_ND.device)
+        parts = _chunks(hidden_ND, weight_VD)
+        longest = min(parts[0].stop, len(targets_N)) if parts else 0
+        buffer_NV = torch.empty((longest, weight.shape[0]), dtype=dtype, device=hidden_ND.device)  # of every chunk
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for part in _chunks(hidden_ND, weight_VD):
+            for part in parts:
                 hidden = hidden_ND[part].to(dtype)
-                logits_NV = (hidden @ weight.T).float()
+                logits_NV = torch.mm(hidden, weight.T, out=buffer_NV[: len(hidden)]).float()
                 losses_N[part] = _losses(logits_NV, targets_N[part], scale)
                 grad_logits_NV = logits_NV.to(dtype)
                 grad_hidden_ND[part] = grad_logits_NV @ weight

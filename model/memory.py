@@ -15,7 +15,7 @@ FP32_BYTES, BF16_BYTES, BOOL_BYTES = 4, 2, 1
 GIB = 2**30
 HEAD_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 640 * 2**20}
 """Largest fp32 logits of one chunk of the head; on CUDA some 1,100 tokens of 151,936 ids."""
-HEAD_CHUNK_LEAST_TOKENS = 128
+HEAD_CHUNK_LEAST_TOKENS = 512
 """Below this the products with the head's matrix wait for memory instead of computing."""
 CONTEXT_BYTES = int(0.45 * GIB)
 """What CUDA itself takes on the device: context, kernels, workspaces."""
