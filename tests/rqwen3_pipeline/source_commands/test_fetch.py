@@ -29,6 +29,8 @@ from .hub_data import (
     wanted,
 )
 
+pytestmark = pytest.mark.long  # each test starts the command line, and some wait as a server asks them to
+
 REQUESTS_PER_FILE = 3
 """Bound on what fetching one file costs when nothing goes wrong: where it is, a redirect, its bytes."""
 
@@ -45,7 +47,6 @@ def test_fetch_with_8_workers_stays_under_three_requests_a_file_and_lists_nothin
     assert len(hub.requests) <= REQUESTS_PER_FILE * FINEWEB_FILES
 
 
-@pytest.mark.long
 def test_fetch_by_8_jobs_at_once_stays_under_three_requests_a_file(tmp_path, hub, root, web_files):
     jobs = [
         subprocess.Popen(command("sources", "fetch", "--files", str(i)), env=web_files, stdout=subprocess.DEVNULL)
@@ -228,7 +229,6 @@ def test_fetch_without_a_lock_names_the_command(tmp_path, hub):
     assert "no source lock. Make it: rqwen3 sources lock" in done.stderr
 
 
-@pytest.mark.long
 def test_corpus_build_from_the_hub_gives_the_tokens_of_a_build_from_a_folder(tmp_path, hub, root):
     env = environment(hub, tmp_path)
     done = rqwen3(env, "corpus", "build")
