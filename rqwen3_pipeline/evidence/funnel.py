@@ -14,7 +14,7 @@ import numpy as np
 from model.config import RunConfig
 from model.shard_format import TOKEN_BYTES
 from rqwen3_pipeline.corpus.sources import corpus_config
-from rqwen3_pipeline.evidence.readings import Reader, table_of, whole
+from rqwen3_pipeline.evidence.readings import Reader, figure, table_of, whole
 from rqwen3_pipeline.settings import RunRoot
 
 
@@ -22,7 +22,7 @@ def corpus_evidence(reader: Reader, root: RunRoot, run: RunConfig, manifest: dic
     """The funnel per source, the shards' state, and the sum of all sources.
 
     Returns:
-        `sources` [row per source], `totals`; `shards` {count, bytes, bad: [...]} and `manifest_file`,
+        `sources` [row per source], `totals`, `tokenizer_ids`; `shards` {count, bytes, bad: [...]} and `manifest_file`,
         both None while there is no manifest.
     """
     rows = [
@@ -37,6 +37,9 @@ def corpus_evidence(reader: Reader, root: RunRoot, run: RunConfig, manifest: dic
     sums = ("rows", "kept", "duplicates", "heldout_documents", "documents", "documents_used", "tokens", "tokens_used")
     return {
         "manifest_file": reader.name(root.manifest) if manifest else None,
+        "tokenizer_ids": figure(
+            table_of((manifest or {}).get("tokenizer")).get("vocab_size"), reader.name(root.manifest)
+        ),
         "sources": rows,
         "totals": {key: _sum(row[key] for row in rows) for key in sums},
         "shards": shards_state(root, manifest) if manifest else None,

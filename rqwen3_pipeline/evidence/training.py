@@ -84,6 +84,7 @@ def training_evidence(reader: Reader, run: RunConfig, logs: Logs) -> dict[str, A
     seconds = sum(finite(record.get("seconds")) or 0.0 for record in logs.ledger)
     return {
         "parameters": figure(run.model.parameters(), config, how="counted from [model]'s shape"),
+        "embedding_rows": figure(run.model.vocab_size, config, how="rows of the embedding; the rest has no text"),
         "steps_wanted": figure(training.max_steps, config),
         "steps_reached": figure(reached, metrics),
         "steps_kept": figure(kept, f"{reader.name(logs.folder)}/checkpoints", ledger),

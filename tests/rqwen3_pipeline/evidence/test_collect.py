@@ -36,6 +36,12 @@ def test_collect_of_a_finished_to_read_holds_every_check_and_misses_nothing(evid
     json.dumps(evidence, allow_nan=False)
 
 
+def test_collect_states_the_tokenizers_ids_and_the_embeddings_rows_both(finished_to_read, evidence):
+    manifest = read_json(finished_to_read.root.manifest)
+    assert evidence["corpus"]["tokenizer_ids"]["value"] == manifest["tokenizer"]["vocab_size"]
+    assert evidence["training"]["embedding_rows"]["value"] == finished_to_read.run.model.vocab_size == 320
+
+
 def test_collect_twice_gives_the_same_and_names_no_absolute_path(finished_to_read, evidence):
     again = collect(finished_to_read.root, finished_to_read.run)
     first, second = (json.dumps(made, sort_keys=True) for made in (evidence, again))
