@@ -64,4 +64,4 @@ def test_filter_killed_anywhere_and_run_again_leaves_the_same_bytes(tmp_path):
             struck += begun and tree(RunRoot(site.home)) != expected
         assert start(site).wait() == 0
         assert tree(RunRoot(site.home)) == expected, number
-    assert struck >= KILLS // 3, "too few of the kills struck while files were being written"
+    assert struck >= KILLS // 5, "too few of the kills struck while files were being written"
