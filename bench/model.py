@@ -15,7 +15,6 @@ import dataclasses
 import gc
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from model.config import CoreConfig, TrainConfig, load_run_config
 from model.gpus import gpu_of_device
 from model.loss import head_loss
 from model.memory import GIB, Execution, plan_memory
+from model.metrics import memory_bytes
 from model.optimizer import make_optimizer
 from model.rqwen3 import RQwen3
 from model.session import compile_blocks, set_threads
@@ -143,19 +143,13 @@ def _head_peak(kind: str) -> int:
     targets_N = torch.randint(0, FULL_VOCABULARY, (HEAD_TOKENS,))
     for _ in range(2):  # the libraries' own buffers first
         head_loss(torch.zeros(64, 8, requires_grad=True), torch.zeros(100, 8, requires_grad=True), targets_N[:64] % 100)
-    before_bytes = _resident_bytes()
+    before_bytes = memory_bytes("VmRSS")
     if kind == "chunked":
         loss = head_loss(hidden_ND, weight_VD, targets_N)
     else:
         loss = F.cross_entropy(hidden_ND @ weight_VD.T, targets_N)
     loss.backward()
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return peak_bytes - before_bytes - weight_VD.numel() * weight_VD.element_size()
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
+    return memory_bytes("VmHWM") - before_bytes - weight_VD.numel() * weight_VD.element_size()
 
 
 def bench_cpu(pairs: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import os
 import platform
-import resource
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -126,7 +125,16 @@ def peak_memory_gib(device: torch.device) -> float:
     """Largest memory so far: of the device, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return memory_bytes("VmHWM") / 2**30
+
+
+def memory_bytes(field: str) -> int:
+    """A size from this process's status: `VmRSS` now, `VmHWM` at the most.
+
+    getrusage's ru_maxrss won't do: it starts at the size of the process that started this one.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field + ":"))
 
 
 def now() -> str:

@@ -245,7 +245,7 @@ def test_read_questions_of_a_file_without_any_answer(tmp_path, config, kind):
 
 
 MEASURE = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from rqwen3_pipeline.corpus.documents import read_documents
 from rqwen3_pipeline.corpus.sources import COLUMNS, DEFAULTS, CorpusConfig, SourceConfig, TokenizerConfig
@@ -254,7 +254,7 @@ config = CorpusConfig(sources=sources, tokenizer=TokenizerConfig(), embedding_ro
 peaks = []
 for row, _ in enumerate(read_documents(Path(sys.argv[1]), "textbooks", config)):
     if row % 1000 == 999:
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+        peaks.append(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024)
 print(json.dumps(peaks))
 """
 
