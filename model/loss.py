@@ -10,12 +10,13 @@ type, everything else in fp32, so the loss is exact to fp32 whatever the product
 `torch.compile` leaves the head as it is: a traced loop would be unrolled, and anew for every length.
 """
 
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.memory import head_chunk_tokens
+from model.memory import HEAD_CHUNK_BYTES, head_chunk_tokens
 
 IGNORE = -100
 """The target that is not counted."""
@@ -64,7 +65,7 @@ class _HeadLoss(torch.autograd.Function):
         losses_N = torch.empty(targets_N.shape, dtype=torch.float32, device=hidden_ND.device)
         parts = _chunks(hidden_ND, weight_VD)
         longest = min(parts[0].stop, len(targets_N)) if parts else 0
-        buffer_NV = torch.empty((longest, weight.shape[0]), dtype=dtype, device=hidden_ND.device)  # of every chunk
+        buffer_NV = _kept.buffer(longest, weight.shape[0], dtype, hidden_ND.device)  # of every chunk
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for part in parts:
                 hidden = hidden_ND[part].to(dtype)
@@ -93,6 +94,26 @@ class _HeadLoss(torch.autograd.Function):
         return grad_hidden_ND.mul_(grad_loss), grad_weight_VD.mul_(grad_loss), None, None, None
 
 
+class _KeptBuffer(threading.local):
+    """The memory of a CPU's chunk of logits, kept from step to step.
+
+    The C library gives back what is as large as this at once, and the kernel zeroes it anew, page by
+    page, at the next step: a tenth of the head's time. CUDA's allocator keeps its memory itself.
+    """
+
+    memory = torch.empty(0)
+
+    def buffer(self, tokens: int, vocab_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uninitialised (tokens, vocab_size); the next call may hand out the same memory."""
+        size = tokens * vocab_size
+        if device.type != "cpu" or dtype != torch.float32 or size * dtype.itemsize > HEAD_CHUNK_BYTES["cpu"]:
+            return torch.empty((tokens, vocab_size), dtype=dtype, device=device)
+        if self.memory.numel() < size:
+            self.memory = torch.empty(size)
+        return self.memory[:size].view(tokens, vocab_size)
+
+
+_kept = _KeptBuffer()
 _uncompiled_loss: Any = torch.compiler.disable(_HeadLoss.apply)
 
 

@@ -108,13 +108,14 @@ class TrainSession:
                 return None
             total += self._micro_batch(tokens_SL[first : first + size])
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
-        loss, grad_norm = float(total), float(norm)
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
-        if not skipped:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        # The fused kernel itself leaves everything as it is where this is 1: nothing waits to learn it.
+        self.optimizer.found_inf = (~torch.isfinite(total + norm)).float()  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        loss, grad_norm = float(total), float(norm)  # the only wait for the device, at the end of the step
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         self.step += 1
         self.loss_history.append(loss)
         return StepResult(
