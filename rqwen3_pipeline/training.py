@@ -162,6 +162,7 @@ def run_submission(
     config_path: Path,
     number: int,
     *,
+    attempt: int = 0,
     time_limit_s: float = 0.0,
     say: Callable[[str], None] | None = None,
     say_every_s: float = 30.0,
@@ -175,6 +176,7 @@ def run_submission(
         run: the configuration.
         config_path: the file it came from, which the trainer reads.
         number: of the submission, from 1.
+        attempt: at it, from 1; 0 counts those that the ledger knows.
         time_limit_s: wall-clock limit; 0 takes the configuration's.
         say: takes a line on the progress, every `say_every_s` seconds.
         say_every_s: seconds between those lines.
@@ -188,7 +190,7 @@ def run_submission(
     folder = root.experiment(run.name)
     record = record_of(root, run.name, number)
     if record is None:
-        attempt = 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
+        attempt = attempt or 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
         limit_s = time_limit_s or submissions_config(run).time_limit_s
         arguments = [*_pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt]
         arguments += ["--time-limit-s", limit_s] if limit_s else []
@@ -207,7 +209,8 @@ def run_submission(
         raise CheckpointError(
             f"{folder}/ledger.jsonl: the trainer ended well but left no record of submission {number}."
         )
-    return {**record, **last_losses(folder), "path": str(folder)}
+    gpu_hours = record["seconds"] / 3600 if record.get("gpu") else None
+    return {**record, **last_losses(folder), "gpu_hours": gpu_hours, "path": str(folder)}
 
 
 def _pretrain_arguments(root: RunRoot, run: RunConfig, config_path: Path) -> list[Any]:
@@ -247,13 +250,13 @@ class _Watch:
 
 
 def last_losses(folder: Path) -> dict[str, Any]:
-    """The newest training loss and held-out figures of an experiment."""
+    """The newest training loss, speed and held-out figures of an experiment."""
     points = read_jsonl(folder / "metrics.jsonl")
     train = [point for point in points if point["kind"] == "train"]
     heldout = [point for point in points if point["kind"] == "heldout" and point["source"] == "all"]
     found: dict[str, Any] = {}
     if train:
-        found |= {"loss": train[-1]["loss"], "tokens_per_s": train[-1]["tokens_per_s"]}
+        found |= {key: train[-1].get(key) for key in ("loss", "tokens_per_s", "mfu")}
     if heldout:
         found |= {"heldout_loss": heldout[-1]["loss"], "bits_per_byte": heldout[-1]["bits_per_byte"]}
     return found

@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from model.config import RunConfig
+from model.config import RunConfig, load_run_config
+from model.errors import ConfigError
 from rqwen3_pipeline.assets.plots import histogram_markdown
 from rqwen3_pipeline.settings import SOURCES, RunRoot, Settings
 
@@ -59,6 +61,24 @@ class Pipeline:
 def pipeline() -> Pipeline:
     """The profile and the run root that the environment names."""
     return Pipeline(Settings())
+
+
+def experiment(here: Pipeline, submission_key: str) -> tuple[RunConfig, Path]:
+    """The configuration of a submission's experiment: the profile's, or that in the experiment's own folder.
+
+    Raises:
+        ConfigError: there is no such experiment.
+    """
+    name = submission_key.rpartition(".")[0]
+    if name == here.run.name:
+        return here.run, here.settings.config_path
+    path = here.root.experiment(name) / "config.toml"
+    if not path.is_file():
+        raise ConfigError(
+            f"{submission_key!r}: no experiment {name!r} in {here.root.path}. The profile's is {here.run.name}; "
+            f"make another: rqwen3 experiment new {name} --from {here.run.name} --set training.learning_rate=1e-4"
+        )
+    return load_run_config(path), path
 
 
 def metadata(report: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ about 4 kB; colours read on light and dark alike.
 """
 
 import base64
+import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
@@ -54,5 +55,47 @@ def histogram_svg(edges: Sequence[int], counts: Sequence[int], title: str) -> st
 
 def histogram_markdown(edges: Sequence[int], counts: Sequence[int], title: str) -> str:
     """The histogram as an image in Markdown."""
-    encoded = base64.b64encode(histogram_svg(edges, counts, title).encode()).decode()
-    return f"![{title}](data:image/svg+xml;base64,{encoded})"
+    return as_image(histogram_svg(edges, counts, title), title)
+
+
+def as_image(svg: str, title: str) -> str:
+    """An SVG as an image in Markdown."""
+    return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+def curve_svg(points: Sequence[tuple[float, float]], title: str) -> str:
+    """A line through the finite points, with the smallest and largest value at its side.
+
+    Args:
+        points: (step, value), ascending by step; thin them first, each takes some ten bytes.
+        title: what is drawn.
+    """
+    shown = [(x, y) for x, y in points if math.isfinite(y)]
+    if not shown:
+        return ""
+    left, right, base = 60, WIDTH_PX - _SIDE, HEIGHT_PX - _BOTTOM
+    first, last = shown[0][0], shown[-1][0]
+    low, high = min(y for _, y in shown), max(y for _, y in shown)
+    wide, tall = max(last - first, 1e-12), max(high - low, 1e-12)
+    line = " ".join(
+        f"{left + (right - left) * (x - first) / wide:.1f},{base - (base - _TOP) * (y - low) / tall:.1f}"
+        for x, y in shown
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH_PX}" height="{HEIGHT_PX}" '
+        f'viewBox="0 0 {WIDTH_PX} {HEIGHT_PX}" font-family="sans-serif" font-size="11" text-anchor="middle" '
+        f'fill="#808080"><title>{escape(title)}</title>'
+        f'<polyline points="{line}" fill="none" stroke="#4c8bf5" stroke-width="1.5"/>'
+        f'<line x1="{left}" y1="{base}" x2="{right}" y2="{base}" stroke="#808080"/>'
+        f'<text x="{left - 6}" y="{_TOP + 4}" text-anchor="end">{high:.4g}</text>'
+        f'<text x="{left - 6}" y="{base + 4}" text-anchor="end">{low:.4g}</text>'
+        f'<text x="{left}" y="{base + 15}" text-anchor="start">{first:,.0f}</text>'
+        f'<text x="{right}" y="{base + 15}" text-anchor="end">{last:,.0f}</text>'
+        f'<text x="{WIDTH_PX / 2}" y="{HEIGHT_PX - 8}">{escape(title)}</text></svg>'
+    )
+
+
+def curve_markdown(points: Sequence[tuple[float, float]], title: str) -> str:
+    """The curve as an image in Markdown; a sentence where there is nothing to draw."""
+    svg = curve_svg(points, title)
+    return as_image(svg, title) if svg else f"No {title} to draw."

@@ -1,12 +1,18 @@
 """Submissions: each partition is one slice of the training run, cut by the clock and taken up by the next."""
 
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeline, submission_partitions
+from model.files import read_jsonl
+from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, experiment, metadata, pipeline, submission_partitions
+from rqwen3_pipeline.assets.plots import curve_markdown
 
 EVENT_EVERY_S = 30.0
+PLOT_POINTS = 400
+EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attempt", "rqwen3/exit_code"
+"""Tags of a submission's run, by which the chain tells one attempt from the next."""
 
 
 class SubmissionOptions(dg.Config):
@@ -29,19 +35,44 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
 
     A submission that was cut and saved is a success; its stop reason says what ended it.
     """
+    from rqwen3_pipeline.experiments.facts import next_attempt
+    from rqwen3_pipeline.programs import ProgramFailedError
     from rqwen3_pipeline.training import parse_submission, run_submission
 
     here = pipeline()
-    report = run_submission(
-        here.root,
-        here.run,
-        here.settings.config_path,
-        parse_submission(context.partition_key, here.run.name),
-        time_limit_s=config.time_limit_s,
-        say=context.log.info,
-        say_every_s=EVENT_EVERY_S,
-    )
-    return dg.MaterializeResult(metadata=metadata(report))
+    run, config_path = experiment(here, context.partition_key)
+    number = parse_submission(context.partition_key, run.name)
+    attempt = next_attempt(here.root, run.name, number)
+    tags = {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)}
+    context.instance.add_run_tags(context.run_id, tags)
+    try:
+        report = run_submission(
+            here.root,
+            run,
+            config_path,
+            number,
+            attempt=attempt,
+            time_limit_s=config.time_limit_s,
+            say=context.log.info,
+            say_every_s=EVENT_EVERY_S,
+        )
+    except ProgramFailedError as error:
+        context.instance.add_run_tags(context.run_id, {EXIT_CODE_TAG: str(error.code)})
+        raise
+    return dg.MaterializeResult(metadata={**metadata(report), **_receipt(context, report)})
+
+
+def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[str, Any]:
+    """What the ledger does not know: the wait in the queue, and the loss as a picture."""
+    from rqwen3_pipeline.evidence.curves import effective, thin
+
+    curve = effective(read_jsonl(Path(report["path"]) / "metrics.jsonl"), "train")
+    plot = curve_markdown(thin(curve.losses(), PLOT_POINTS), "training loss, nats, by step")
+    found: dict[str, Any] = {"loss_plot": dg.MetadataValue.md(plot)}
+    record = context.instance.get_run_record_by_id(context.run_id)
+    if record is not None and record.start_time is not None:
+        found["queue_wait_s"] = round(record.start_time - record.create_timestamp.timestamp(), 1)
+    return found
 
 
 @dg.asset(group_name="training", kinds={"pytorch"}, owners=OWNERS, code_version=CODE_VERSION, deps=[submissions])

@@ -1,11 +1,20 @@
 import base64
+import math
 import re
 from xml.etree import ElementTree
 
 import pytest
 
 from rqwen3_pipeline.assets.common import metadata
-from rqwen3_pipeline.assets.plots import HEIGHT_PX, WIDTH_PX, histogram_markdown, histogram_svg, short_number
+from rqwen3_pipeline.assets.plots import (
+    HEIGHT_PX,
+    WIDTH_PX,
+    curve_markdown,
+    curve_svg,
+    histogram_markdown,
+    histogram_svg,
+    short_number,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -41,3 +50,17 @@ def test_histogram_in_metadata_is_a_small_image_in_markdown():
     assert text == histogram_markdown(edges, counts, re.match(r"!\[(.*?)\]", text)[1])
     svg = base64.b64decode(re.fullmatch(r"!\[.*\]\(data:image/svg\+xml;base64,(.*)\)", text)[1])
     assert ElementTree.fromstring(svg).tag == f"{SVG}svg"
+
+
+def test_curve_goes_through_the_finite_points_within_the_frame_and_names_its_ends():
+    root = ElementTree.fromstring(curve_svg([(1, 9.0), (2, math.nan), (3, 4.0), (5, 3.0)], "loss & step"))
+    (line,) = root.iter(f"{SVG}polyline")
+    points = [tuple(map(float, pair.split(","))) for pair in line.get("points", "").split()]
+    assert len(points) == 3
+    assert points[0][0] < points[1][0] < points[2][0] <= WIDTH_PX
+    assert 0 <= points[0][1] < points[1][1] < points[2][1] <= HEIGHT_PX
+    assert {"9", "3", "1", "5", "loss & step"} <= {text.text for text in root.iter(f"{SVG}text")}
+
+
+def test_curve_without_a_finite_point_is_a_sentence():
+    assert curve_markdown([(1, math.nan)], "loss") == "No loss to draw."

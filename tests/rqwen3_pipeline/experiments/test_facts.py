@@ -1,0 +1,166 @@
+"""Attempts from what a ledger, a lock, runs and jobs say, each alone and together."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rqwen3_pipeline.experiments import control
+from rqwen3_pipeline.experiments.facts import RunSeen, attempts_of, next_attempt, telling_line
+from rqwen3_pipeline.experiments.policy import Outcome
+from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.slurm.states import State
+
+NAME = "e"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> RunRoot:
+    root = RunRoot(tmp_path)
+    (root.experiment(NAME) / "checkpoints").mkdir(parents=True)
+    return root
+
+
+def write_lines(path: Path, *records: dict) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def ledger_record(root: RunRoot, submission=1, attempt=1, code=75, reason="deadline", **more) -> None:
+    values = {"from_step": 0, "to_step": 9, "saved_step": 9, "ended": "2026-01-01T00:00:00+00:00", "error": None}
+    record = {"submission": submission, "attempt": attempt, "exit_code": code, "stop_reason": reason, **values, **more}
+    write_lines(root.experiment(NAME) / "ledger.jsonl", record)
+
+
+def dead_lock(root: RunRoot, **more) -> None:
+    holder = {"submission": 1, "attempt": 1, "from_step": 3, "pid": 2**22 + 7, "host": socket.gethostname(), **more}
+    (root.experiment(NAME) / "LOCK").write_text(json.dumps(holder), encoding="utf-8")
+
+
+def saved(root: RunRoot, step: int) -> None:
+    path = root.experiment(NAME) / "checkpoints" / f"step_{step}.pt"
+    path.write_bytes(b"x")
+    path.with_suffix(".json").write_text(json.dumps({"bytes": 1, "sha256": "0" * 64, "step": step}), encoding="utf-8")
+
+
+def run_seen(submission=1, attempt=1, **more) -> RunSeen:
+    return RunSeen(run_id="r", submission=submission, attempt=attempt, **{"live": False, **more})
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "run", "outcome"),
+    [
+        (75, "deadline", {}, Outcome.SAVED),
+        (75, "SIGTERM", {"state": State.TIMEOUT}, Outcome.SAVED),
+        (75, "SIGTERM", {"state": State.PREEMPTED}, Outcome.SAVED),
+        (75, "SIGTERM", {"state": State.CANCELLED}, Outcome.CANCELLED),
+        (75, "stop_file", {"cancelled": True}, Outcome.CANCELLED),
+        (0, "finished", {"state": State.FAILED}, Outcome.FINISHED),
+        (0, "finished", {"cancelled": True}, Outcome.FINISHED),
+        (1, "out_of_memory", {"state": State.FAILED}, Outcome.OUT_OF_MEMORY),
+        (1, "disk_full", {}, Outcome.DISK_FULL),
+        (1, "non_finite", {}, Outcome.NOT_FINITE),
+        (1, "error", {"state": State.COMPLETED}, Outcome.ERROR),
+        (None, "killed", {"state": State.OUT_OF_MEMORY}, Outcome.OUT_OF_MEMORY),
+        (None, "killed", {"state": State.TIMEOUT}, Outcome.TIMED_OUT),
+        (None, "killed", {"state": State.NODE_FAIL}, Outcome.LOST),
+        (None, "killed", {"state": State.FAILED}, Outcome.LOST),
+        (None, "killed", {}, Outcome.LOST),
+    ],
+)
+def test_attempt_with_a_ledger_record_ended_as_record_run_and_job_say_together(root, code, reason, run, outcome):
+    ledger_record(root, code=code, reason=reason)
+    (attempt,) = attempts_of(root, NAME, [run_seen(**run)])
+    assert attempt.outcome is outcome
+    assert attempt.saved_step == 9
+
+
+@pytest.mark.parametrize(
+    ("lock", "run", "outcome"),
+    [
+        (False, {"detail": "no module named torch"}, Outcome.ERROR),
+        (False, {"state": State.FAILED}, Outcome.ERROR),
+        (False, {"state": State.COMPLETED}, Outcome.ERROR),
+        (False, {"state": State.BOOT_FAIL}, Outcome.LOST),
+        (False, {"cannot_start": True, "state": State.PENDING}, Outcome.CANNOT_START),
+        (False, {"cancelled": True}, Outcome.CANCELLED),
+        (False, {"exit_code": 73}, Outcome.LOST),
+        (True, {"exit_code": -9}, Outcome.LOST),
+        (True, {"state": State.OUT_OF_MEMORY}, Outcome.OUT_OF_MEMORY),
+        (True, {"state": State.TIMEOUT}, Outcome.TIMED_OUT),
+    ],
+)
+def test_attempt_without_a_ledger_record_is_judged_by_its_lock_and_its_job(root, lock, run, outcome):
+    if lock:
+        dead_lock(root)
+        saved(root, 7)
+        write_lines(
+            root.experiment(NAME) / "metrics.jsonl", {"kind": "train", "step": 8, "submission": 1, "attempt": 1}
+        )
+    (attempt,) = attempts_of(root, NAME, [run_seen(**run)])
+    assert attempt.outcome is outcome
+    expected = (3, 8, 7) if lock else (0, None, 0)
+    assert (attempt.from_step, attempt.reached_step, attempt.saved_step) == expected
+
+
+def test_attempt_that_still_lives_is_not_among_those_that_ended(root):
+    ledger_record(root)
+    runs = [run_seen(1, 1), run_seen(2, 1, live=True)]
+    assert [a.place for a in attempts_of(root, NAME, runs)] == [(1, 1)]
+
+
+def test_attempt_whose_trainer_lives_on_this_host_is_not_among_those_that_ended(root):
+    dead_lock(root, pid=os.getpid())
+    assert attempts_of(root, NAME) == ()
+
+
+def test_attempts_of_a_ledger_with_a_torn_last_line_are_those_of_its_whole_lines(root):
+    ledger_record(root)
+    with (root.experiment(NAME) / "ledger.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"submission": 2, "att')
+    assert [a.place for a in attempts_of(root, NAME)] == [(1, 1)]
+
+
+def test_next_attempt_counts_what_ledger_metrics_and_lock_know(root):
+    assert next_attempt(root, NAME, 1) == 1
+    ledger_record(root, submission=1, attempt=2)
+    assert (next_attempt(root, NAME, 1), next_attempt(root, NAME, 2)) == (3, 1)
+    write_lines(root.experiment(NAME) / "metrics.jsonl", {"kind": "train", "step": 8, "submission": 1, "attempt": 4})
+    assert next_attempt(root, NAME, 1) == 5
+    dead_lock(root, attempt=5)
+    assert next_attempt(root, NAME, 1) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        (None, ""),
+        ("\n  one  \ntwo", "one"),
+        ("Traceback (most recent call last):\n  File x\nValueError: no", "ValueError: no"),
+    ],
+)
+def test_telling_line_of_a_message_is_its_first_or_a_tracebacks_last(text, line):
+    assert telling_line(text) == line
+
+
+def test_stop_by_hand_holds_until_it_is_lifted_and_says_who_and_why(root):
+    assert control.standing(root, NAME) == control.Standing()
+    control.stop(root, NAME, "the disk is being moved")
+    stopped = control.standing(root, NAME).stopped
+    assert stopped is not None
+    assert socket.gethostname() in stopped
+    assert stopped.endswith("the disk is being moved")
+    control.resume(root, NAME, (3, 2))
+    assert control.standing(root, NAME) == control.Standing(forgiven=(3, 2))
+    control.stop(root, NAME, "")
+    standing = control.standing(root, NAME)
+    assert standing.stopped is not None
+    assert standing.forgiven == (3, 2)
+
+
+def test_stop_of_an_experiment_that_is_not_there_is_refused(root):
+    with pytest.raises(Exception, match="no experiment 'other' has begun"):
+        control.stop(root, "other", "")
