@@ -17,6 +17,7 @@ from rqwen3_pipeline.assets import (
     tokens,
 )
 from rqwen3_pipeline.assets.checks import checks
+from rqwen3_pipeline.sensors.resubmission import resubmission
 
 by_file = [*sources.raw_files, *documents.filtered_documents, *documents.digests, *tokens.token_shards]
 
@@ -58,4 +59,6 @@ jobs = [
     ),
 ]
 
-defs = dg.Definitions(assets=assets, asset_checks=checks, jobs=jobs, executor=dg.in_process_executor)
+defs = dg.Definitions(
+    assets=assets, asset_checks=checks, jobs=jobs, sensors=[resubmission], executor=dg.in_process_executor
+)

@@ -21,6 +21,7 @@ from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_local_instance, owner
+from rqwen3_pipeline.preflight import preflight_problem
 from rqwen3_pipeline.settings import Settings
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -161,7 +162,7 @@ def _corpus(run: LocalRun) -> None:
     run.stage("survivors", root.path / "survivors", lambda: _survivors(run))
     run.stage("tokenizer", root.tokenizer, lambda: _tokenizer(run))
     run.stage("token shards", root.tokens, lambda: run.by_file("tokens", "token_shards"))
-    run.stage("manifest", root.manifest, lambda: _once(run, "fold_manifest", ["manifest"], root.manifest))
+    run.stage("manifest", root.manifest, lambda: _once(run, "fold_manifest", ["manifest"], root.manifest.exists()))
 
 
 def _training(run: LocalRun) -> None:
@@ -170,7 +171,7 @@ def _training(run: LocalRun) -> None:
         run.stage(
             "preflight",
             folder / "preflight.json",
-            lambda: _once(run, "run_preflight", ["preflight"], folder / "preflight.json"),
+            lambda: _once(run, "run_preflight", ["preflight"], preflight_problem(folder) is None),
         )
     run.stage("submissions", folder, lambda: _submissions(run))
 
@@ -178,12 +179,14 @@ def _training(run: LocalRun) -> None:
 def _results(run: LocalRun) -> None:
     root, name = run.here.root, run.here.run.name
     where = root.evidence(name) / "index.html"
-    run.stage("export, evaluation, evidence", where, lambda: _once(run, "report_results", ["evidence_report"], where))
+    run.stage(
+        "export, evaluation, evidence", where, lambda: _once(run, "report_results", ["evidence_report"], where.exists())
+    )
 
 
-def _once(run: LocalRun, job: str, key: list[str], output: Path) -> int:
+def _once(run: LocalRun, job: str, key: list[str], done: bool) -> int:
     """An unpartitioned stage: runs when something before it changed, or it was never finished."""
-    if output.exists() and run.told(key) and not run.changed:
+    if done and run.told(key) and not run.changed:
         return 0
     run.execute(job)
     return 1
@@ -214,7 +217,7 @@ def _survivors(run: LocalRun) -> int:
 
 
 def _tokenizer(run: LocalRun) -> int:
-    return _once(run, "train_or_pin_tokenizer", ["tokenizer"], run.here.root.tokenizer)
+    return _once(run, "train_or_pin_tokenizer", ["tokenizer"], run.here.root.tokenizer.exists())
 
 
 def _submissions(run: LocalRun) -> int:

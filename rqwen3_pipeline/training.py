@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from model.config import RunConfig, build
-from model.errors import CheckpointError, ConfigError, CorpusError
-from model.files import read_json, read_jsonl, require_free_bytes, sha256_file
-from model.memory import checkpoint_bytes
-from model.shard_format import open_shard, read_manifest
+from model.errors import CheckpointError, ConfigError
+from model.files import read_json, read_jsonl, sha256_file
 from rqwen3_pipeline.programs import run_program
 from rqwen3_pipeline.progress import Progress
 from rqwen3_pipeline.settings import RunRoot
@@ -34,9 +32,21 @@ class SubmissionsConfig:
     cut_first_at: float = 0.0
     """For demonstrations: the first submission gets so little time that it ends at about this share of the run."""
 
+    retries: int = 3
+    """Further attempts at a submission whose job is lost, and attempts in a row that may save nothing new."""
+    back_off_s: float = 60.0
+    """Seconds before the first retry; doubled at each further one."""
+    idle_slices: int = 2
+    """Submissions in a row that trained and saved nothing new, after which the chain stops."""
+
     def __post_init__(self) -> None:
         if self.time_limit_s < 0 or not 0 <= self.cut_first_at < 1:
             raise ConfigError("submissions.time_limit_s must not be negative, submissions.cut_first_at lie in [0, 1)")
+        if self.retries < 0 or self.back_off_s < 0 or self.idle_slices < 1:
+            raise ConfigError(
+                "submissions.retries and submissions.back_off_s must not be negative, submissions.idle_slices at "
+                "least 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,43 +117,6 @@ def finished(root: RunRoot, name: str) -> bool:
     return final.exists() and final.with_suffix(".json").exists()
 
 
-def run_preflight(root: RunRoot, run: RunConfig, config_path: Path) -> dict[str, Any]:
-    """Check shards and free space, then take a dry step at full shape.
-
-    Returns:
-        What was checked and measured; also written to `experiments/<name>/preflight.json`.
-
-    Raises:
-        CorpusError: a shard is not what the manifest says, or the tokenizer has more ids than the model rows.
-        DiskSpaceError: the checkpoints to come don't fit.
-        ProgramFailedError: the dry step failed.
-    """
-    manifest = read_manifest(root.manifest)
-    shards = (*manifest.shards, *manifest.heldout)
-    for entry in shards:
-        open_shard(root.path, entry)
-    if manifest.vocab_size > run.model.vocab_size:
-        raise CorpusError(
-            f"{root.manifest}: the tokenizer has {manifest.vocab_size:,} ids, the model only "
-            f"{run.model.vocab_size:,} rows. Raise model.vocab_size in the configuration."
-        )
-    checkpoints = run.training.keep_last + 2 + run.training.max_steps // run.training.keep_every_steps
-    needed_bytes = checkpoints * checkpoint_bytes(run.model)
-    folder = root.experiment(run.name)
-    require_free_bytes(folder, needed_bytes, f"{checkpoints} checkpoints of this run")
-    out = folder / "preflight.json"
-    arguments = _pretrain_arguments(root, run, config_path)
-    run_program("model.pretrain", [*arguments, "--dry-run", out], folder / "logs" / "preflight.log")
-    return {
-        **read_json(out),
-        "shards": len(shards),
-        "tokens": sum(entry.tokens_used for entry in manifest.shards),
-        "manifest_sha256": manifest.sha256,
-        "checkpoints_bytes": needed_bytes,
-        "path": str(out),
-    }
-
-
 def first_time_limit_s(root: RunRoot, run: RunConfig) -> float:
     """The limit that cuts the first submission at `submissions.cut_first_at`, from the dry step's measure."""
     share = submissions_config(run).cut_first_at
@@ -192,7 +165,7 @@ def run_submission(
     if record is None:
         attempt = attempt or 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
         limit_s = time_limit_s or submissions_config(run).time_limit_s
-        arguments = [*_pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt]
+        arguments = [*pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt]
         arguments += ["--time-limit-s", limit_s] if limit_s else []
         with Progress(f"training {submission_key(run.name, number)}", run.training.max_steps, "steps") as progress:
             watch = _Watch(folder / "metrics.jsonl", progress, say, say_every_s)
@@ -213,7 +186,8 @@ def run_submission(
     return {**record, **last_losses(folder), "gpu_hours": gpu_hours, "path": str(folder)}
 
 
-def _pretrain_arguments(root: RunRoot, run: RunConfig, config_path: Path) -> list[Any]:
+def pretrain_arguments(root: RunRoot, run: RunConfig, config_path: Path) -> list[Any]:
+    """What every call of `model.pretrain` is told."""
     return ["--config", config_path, "--manifest", root.manifest, "--run-dir", root.experiment(run.name)]
 
 

@@ -1,14 +1,18 @@
 """Preflight: what would fail after hours in the queue fails here in a minute."""
 
+from typing import Any
+
 import dagster as dg
 
 from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeline
 
 
 @dg.asset(group_name="training", kinds={"python"}, owners=OWNERS, code_version=CODE_VERSION, deps=["manifest"])
-def preflight() -> dg.MaterializeResult:
-    """Shards against the manifest, free space against the checkpoints to come, and a dry step at full shape."""
-    from rqwen3_pipeline.training import run_preflight
+def preflight() -> dg.MaterializeResult[Any]:
+    """Shards, memory plan, free space and a dry step; the first submission waits until all are green."""
+    from rqwen3_pipeline.preflight import Asked, run_preflight
 
     here = pipeline()
-    return dg.MaterializeResult(metadata=metadata(run_preflight(here.root, here.run, here.settings.config_path)))
+    report = run_preflight(Asked(root=here.root, run=here.run, config_path=here.settings.config_path))
+    checks = [dg.TableRecord({**check, "passed": "yes"}) for check in report.pop("checks")]
+    return dg.MaterializeResult(metadata={**metadata(report), "checks": dg.MetadataValue.table(checks)})

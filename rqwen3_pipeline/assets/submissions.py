@@ -36,11 +36,14 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
     A submission that was cut and saved is a success; its stop reason says what ended it.
     """
     from rqwen3_pipeline.experiments.facts import next_attempt
+    from rqwen3_pipeline.preflight import Asked, preflight_problem, run_preflight
     from rqwen3_pipeline.programs import ProgramFailedError
     from rqwen3_pipeline.training import parse_submission, run_submission
 
     here = pipeline()
     run, config_path = experiment(here, context.partition_key)
+    if run.name != here.run.name and preflight_problem(here.root.experiment(run.name)):
+        run_preflight(Asked(root=here.root, run=run, config_path=config_path))  # the asset does the profile's alone
     number = parse_submission(context.partition_key, run.name)
     attempt = next_attempt(here.root, run.name, number)
     tags = {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)}

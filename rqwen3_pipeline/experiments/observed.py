@@ -1,0 +1,163 @@
+"""What instance and scheduler say of an experiment now, gathered into the facts that a decision needs.
+
+One question to the instance for the experiment's runs, and one `squeue` where runs are SLURM jobs; a
+scheduler that does not answer is a fact too. The last state seen of a job is noted on its run, since
+SLURM forgets it within minutes.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
+
+from model.config import RunConfig
+from rqwen3_pipeline.experiment_files import lock_holder
+from rqwen3_pipeline.experiments import control
+from rqwen3_pipeline.experiments.facts import RunSeen, attempts_of, telling_line
+from rqwen3_pipeline.experiments.policy import Facts, Policy
+from rqwen3_pipeline.preflight import preflight_problem
+from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
+from rqwen3_pipeline.slurm.states import parse_state
+from rqwen3_pipeline.training import finished, submissions_config
+
+PARTITION_SET, PARTITION_TAG = "submissions", "dagster/partition"
+ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/attempt", "rqwen3/exit_code"
+JOB_TAG, STATE_TAG, NEVER_STARTS_TAG = "slurm/job_id", "slurm/state", "slurm/never_starts"
+LIVE = frozenset(
+    {
+        DagsterRunStatus.QUEUED,
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.MANAGED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    }
+)
+
+
+def policy_of(run: RunConfig) -> Policy:
+    """The limits that the configuration sets."""
+    config = submissions_config(run)
+    return Policy(retries=config.retries, back_off_s=config.back_off_s, idle_slices=config.idle_slices)
+
+
+def facts_now(
+    root: RunRoot, run: RunConfig, instance: DagsterInstance | None, slurm: Slurm | None, *, needs_preflight: bool
+) -> Facts:
+    """Everything that is known of an experiment at this moment.
+
+    Args:
+        root: the run root.
+        run: the experiment's configuration.
+        instance: where its runs are; None asks the files alone.
+        slurm: asked for the jobs; None where runs are no jobs.
+        needs_preflight: whether the first submission waits for a green preflight.
+    """
+    name, jobs, problem = run.name, dict[int, Job](), None
+    if slurm is not None:
+        try:
+            jobs = slurm.jobs(fresh=True)
+        except SlurmError as error:
+            problem = str(error)
+    runs = runs_seen(instance, name, jobs) if instance is not None else []
+    act = control.standing(root, name)
+    return Facts(
+        experiment=name,
+        finished=finished(root, name),
+        attempts=attempts_of(root, name, runs),
+        live=(*_live_runs(runs, name), *_live_jobs(runs, jobs), *_live_lock(root, name, jobs, slurm)),
+        scheduler_problem=problem,
+        preflight_problem=preflight_problem(root.experiment(name)) if needs_preflight else None,
+        stopped=act.stopped,
+        forgiven=act.forgiven,
+        now_s=time.time(),
+    )
+
+
+def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> list[RunSeen]:
+    """The experiment's runs, oldest first; notes the state of ended ones' jobs while SLURM still knows it."""
+    keys = [key for key in instance.get_dynamic_partitions(PARTITION_SET) if key.rpartition(".")[0] == name]
+    if not keys:
+        return []
+    records = instance.get_run_records(RunsFilter(tags={PARTITION_TAG: keys}), ascending=True)
+    found: list[RunSeen] = []
+    counted: dict[int, int] = {}
+    for record in records:
+        run = record.dagster_run
+        submission = int(run.tags[PARTITION_TAG].rpartition(".")[2])
+        counted[submission] = attempt = int(run.tags.get(ATTEMPT_TAG, counted.get(submission, 0) + 1))
+        state = run.tags.get(STATE_TAG) or _note_state(instance, run, jobs)
+        failed = run.status is DagsterRunStatus.FAILURE
+        found.append(
+            RunSeen(
+                run_id=run.run_id,
+                submission=submission,
+                attempt=attempt,
+                live=run.status in LIVE,
+                cancelled=run.status is DagsterRunStatus.CANCELED,
+                job_id=_number(run.tags.get(JOB_TAG)),
+                state=parse_state(state) if state else None,
+                cannot_start=NEVER_STARTS_TAG in run.tags,
+                exit_code=_number(run.tags.get(EXIT_CODE_TAG)),
+                ended_s=record.end_time or 0.0,
+                detail=failure_of(instance, run.run_id) if failed and record is records[-1] else "",
+            )
+        )
+    return found
+
+
+def _note_state(instance: DagsterInstance, run: dg.DagsterRun, jobs: Mapping[int, Job]) -> str | None:
+    job = jobs.get(_number(run.tags.get(JOB_TAG)) or -1)
+    if job is None or not job.phase.ended:
+        return None
+    instance.add_run_tags(run.run_id, {STATE_TAG: job.state.value})
+    return job.state.value
+
+
+def failure_of(instance: DagsterInstance, run_id: str) -> str:
+    """What a failed run's event log says, on one line: the step's own error, else the run's."""
+    for kind in (DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE):
+        events = instance.get_records_for_run(run_id, of_type=kind, limit=1, ascending=False).records
+        for event in events:
+            entry = event.event_log_entry.dagster_event
+            data: Any = entry.event_specific_data if entry is not None else None
+            error = getattr(data, "error", None)
+            while error is not None and error.cause is not None:
+                error = error.cause
+            said = telling_line(error.message if error is not None else (entry.message if entry else ""))
+            if said:
+                return said
+    return ""
+
+
+def _live_runs(runs: list[RunSeen], name: str) -> list[str]:
+    return [f"run {run.run_id[:8]} ({name}.{run.submission:02d})" for run in runs if run.live]
+
+
+def _live_jobs(runs: list[RunSeen], jobs: Mapping[int, Job]) -> list[str]:
+    """Jobs of runs that have ended: COMPLETING ones, mostly."""
+    ended = {run.run_id for run in runs if not run.live}
+    noted = {run.job_id for run in runs if not run.live}
+    mine = (job for job in jobs.values() if job.job_id in noted or job.comment.removeprefix("dagster:") in ended)
+    return [f"job {job.job_id} ({job.state.value})" for job in mine if job.phase.alive]
+
+
+def _live_lock(root: RunRoot, name: str, jobs: Mapping[int, Job], slurm: Slurm | None) -> list[str]:
+    """The holder of the lock, unless it is known to be gone."""
+    holder = lock_holder(root.experiment(name))
+    if holder is None or holder["alive"] is False:
+        return []
+    where = f"process {holder.get('pid')} on {holder.get('host')}"
+    job_id = _number(holder.get("job_id"))
+    if holder["alive"] is None and slurm is not None and job_id is not None:
+        job = jobs.get(job_id)
+        return [f"job {job_id} ({job.state.value})"] if job is not None and not job.phase.ended else []
+    sure = "" if holder["alive"] else ", which can't be asked from here (if it is gone, delete the file LOCK),"
+    return [f"the lock's holder, {where}{sure}"]
+
+
+def _number(text: Any) -> int | None:
+    return int(text) if text is not None and str(text).lstrip("-").isdigit() else None

@@ -1,0 +1,1 @@
+"""What looks after runs and submissions by the clock."""

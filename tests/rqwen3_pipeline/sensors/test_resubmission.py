@@ -1,0 +1,129 @@
+"""Ticks of the resubmission sensor over a real instance, with runs and ledgers as they come to be."""
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from model.files import write_json
+from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.sensors.resubmission import resubmission
+
+
+@pytest.fixture
+def here(corpus_run, monkeypatch):
+    monkeypatch.setenv("RQWEN3_PROFILE", str(corpus_run.config_path))
+    monkeypatch.setenv("RQWEN3_HOME", str(corpus_run.root.path))
+    write_json(corpus_run.folder / "preflight.json", {"passed": True, "checks": []})
+    return corpus_run
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def tick(instance: dg.DagsterInstance) -> dg.SensorResult:
+    context = dg.build_sensor_context(instance, definitions=defs)
+    result = resubmission(context)
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def request(instance: dg.DagsterInstance) -> dg.RunRequest:
+    (asked,) = tick(instance).run_requests or []
+    return asked
+
+
+def skipped(instance: dg.DagsterInstance) -> str:
+    result = tick(instance)
+    assert not result.run_requests
+    assert result.skip_reason is not None
+    return str(result.skip_reason.skip_message)
+
+
+def launch(instance: dg.DagsterInstance, asked: dg.RunRequest, status: DagsterRunStatus) -> dg.DagsterRun:
+    """What the daemon does with a request."""
+    instance.add_dynamic_partitions("submissions", [str(asked.partition_key)])
+    job = defs.resolve_job_def("train_submission")
+    tags = {**asked.tags, "dagster/partition": str(asked.partition_key), "dagster/run_key": str(asked.run_key)}
+    return instance.create_run_for_job(job, tags=tags, status=status)
+
+
+def test_tick_before_any_attempt_asks_for_the_first_submission(here, instance):
+    asked = request(instance)
+    assert (asked.run_key, asked.partition_key) == ("small/01/a1", "small.01")
+    assert request(instance).run_key == "small/01/a1"
+
+
+def test_tick_under_a_red_preflight_asks_for_nothing_and_says_why(here, instance):
+    checks = [{"check": "free_space", "passed": False, "said": "2 GiB free"}]
+    write_json(here.folder / "preflight.json", {"passed": False, "checks": checks})
+    assert "preflight: free_space: 2 GiB free" in skipped(instance)
+
+
+@pytest.mark.parametrize("status", ["NOT_STARTED", "STARTING", "STARTED", "CANCELING"])
+def test_tick_beside_a_live_run_asks_for_nothing(here, instance, status):
+    launch(instance, request(instance), DagsterRunStatus[status])
+    assert "may still be running" in skipped(instance)
+
+
+def test_tick_after_a_slice_that_was_cut_and_saved_asks_for_the_next(here, instance):
+    launch(instance, request(instance), DagsterRunStatus.SUCCESS)
+    here.log_steps(1, 1, 80)
+    here.end(1, 0, 80, 80, "deadline", 75)
+    here.save(80)
+    assert request(instance).run_key == "small/02/a1"
+
+
+def test_tick_after_a_run_that_somebody_cancelled_stops_until_it_is_resumed(here, instance):
+    from rqwen3_pipeline.experiments import control
+
+    launch(instance, request(instance), DagsterRunStatus.CANCELED)
+    here.end(1, 0, 40, 40, "stop_file", 75)
+    here.save(40)
+    assert "rqwen3 experiment resume small" in skipped(instance)
+    control.resume(here.root, "small", (1, 1))
+    assert request(instance).run_key == "small/02/a1"
+
+
+def test_tick_after_a_failure_stops_and_says_what_failed(here, instance):
+    run = launch(instance, request(instance), DagsterRunStatus.STARTED)
+    here.end(1, 0, 3, 0, "error", 1, error="Traceback (most recent call last):\n  x\nValueError: no such thing")
+    instance.report_run_failed(run)
+    assert "small.01 ended error: ValueError: no such thing" in skipped(instance)
+
+
+def test_tick_after_a_run_that_failed_and_was_executed_again_by_hand_goes_on(here, instance):
+    """A run that copies the tags of another, its run key too, is another attempt as soon as it has begun."""
+    asked = request(instance)
+    launch(instance, asked, DagsterRunStatus.FAILURE)
+    assert "small.01 ended error" in skipped(instance)
+    again = launch(instance, asked, DagsterRunStatus.STARTED)
+    assert "may still be running" in skipped(instance)
+    here.end(1, 0, 80, 80, "deadline", 75, attempt=1)
+    here.save(80)
+    instance.report_run_failed(again)
+    assert request(instance).run_key == "small/02/a1"
+
+
+def test_tick_after_a_run_was_deleted_asks_for_it_again(here, instance):
+    run = launch(instance, request(instance), DagsterRunStatus.FAILURE)
+    instance.delete_run(run.run_id)
+    assert request(instance).run_key == "small/01/a1"
+
+
+def test_tick_of_a_finished_run_asks_for_nothing(here, instance):
+    here.train_all()
+    assert "finished" in skipped(instance)
+
+
+def test_tick_asks_for_each_experiment_of_the_run_root(here, instance):
+    from rqwen3_pipeline.experiments.variation import make_variation
+
+    make_variation(here.root, here.run, "cooler", ["training.learning_rate=5e-4"], "small")
+    assert {asked.run_key for asked in tick(instance).run_requests or []} == {"small/01/a1", "cooler/01/a1"}
+
+
+def test_sensor_is_off_until_somebody_turns_it_on():
+    assert resubmission.default_status is dg.DefaultSensorStatus.STOPPED

@@ -1,0 +1,102 @@
+"""Each check turns red by its own fault, and a red preflight says so where it is looked for."""
+
+import dataclasses
+
+import pytest
+
+from model.errors import ConfigError
+from rqwen3_pipeline import preflight
+from rqwen3_pipeline.preflight import Asked, PreflightError, preflight_problem, run_preflight
+
+
+@pytest.fixture
+def asked(corpus_run) -> Asked:
+    """Everything but the dry step, which has tests of its own."""
+    return Asked(root=corpus_run.root, run=corpus_run.run, config_path=corpus_run.config_path, here=False)
+
+
+def red(asked: Asked) -> str:
+    with pytest.raises(PreflightError) as caught:
+        run_preflight(asked)
+    assert preflight_problem(asked.folder) == str(caught.value)
+    return str(caught.value)
+
+
+def shard_of(asked: Asked):
+    return asked.root.path / asked.manifest.shards[0].path
+
+
+def test_preflight_of_a_sound_run_is_green_and_names_every_check(asked):
+    assert "has not run" in str(preflight_problem(asked.folder))
+    report = run_preflight(asked)
+    assert preflight_problem(asked.folder) is None
+    assert [check["check"] for check in report["checks"]] == [
+        *(function.__name__ for function in preflight.CHECKS),
+        "dry_step",
+    ]
+    assert report["tokens"] == sum(shard.tokens_used for shard in asked.manifest.shards)
+
+
+def test_preflight_takes_the_dry_step_of_the_real_trainer(corpus_run):
+    report = run_preflight(Asked(root=corpus_run.root, run=corpus_run.run, config_path=corpus_run.config_path))
+    assert report["step_s"] > 0
+    assert report["checkpoint_bytes"] > 0
+
+
+def test_preflight_with_a_short_shard_is_red(asked):
+    path = shard_of(asked)
+    path.write_bytes(path.read_bytes()[:-4])
+    assert "shard_sizes: " in red(asked)
+
+
+def test_preflight_with_a_shard_altered_by_one_byte_is_red(asked):
+    path = shard_of(asked)
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1
+    path.write_bytes(content)
+    said = red(asked)
+    assert said.startswith("shard_hashes: ")
+    assert str(path) in said
+
+
+def test_preflight_hashes_the_shards_of_a_manifest_once(asked, monkeypatch):
+    run_preflight(asked)
+    monkeypatch.setattr(preflight, "sha256_file", lambda path: pytest.fail("hashed again"))
+    assert "read before" in str(run_preflight(asked)["checks"])
+
+
+def test_preflight_with_a_vocabulary_smaller_than_the_tokenizers_is_red(asked):
+    model = dataclasses.replace(asked.run.model, vocab_size=asked.manifest.vocab_size - 1)
+    assert "tokenizer_fits: " in red(dataclasses.replace(asked, run=dataclasses.replace(asked.run, model=model)))
+
+
+def test_preflight_of_a_step_that_does_not_fit_the_gpu_is_red_and_a_gpu_nobody_knows_too(asked):
+    training = dataclasses.replace(asked.run.training, micro_batch_size=40_000_000, accumulation=1)
+    big = dataclasses.replace(asked, run=dataclasses.replace(asked.run, training=training), gpu="l40s")
+    assert "memory_plan: micro-batch 40000000" in red(big)
+    assert "memory_plan: " in red(dataclasses.replace(asked, gpu="abacus"))
+    with pytest.raises(ConfigError):
+        preflight.memory_plan(dataclasses.replace(asked, gpu="abacus"))
+
+
+def test_preflight_without_room_for_the_checkpoints_is_red(asked):
+    training = dataclasses.replace(asked.run.training, keep_last=10**10)
+    assert "free_space: " in red(dataclasses.replace(asked, run=dataclasses.replace(asked.run, training=training)))
+
+
+def test_preflight_with_several_faults_names_them_all_and_takes_no_dry_step(asked):
+    shard_of(asked).unlink()
+    said = red(dataclasses.replace(asked, gpu="abacus", here=True))
+    assert "shard_sizes: " in said
+    assert "memory_plan: " in said
+    assert not (asked.folder / "dry_step.json").exists()
+
+
+def test_preflight_that_was_red_and_is_mended_turns_green(asked):
+    path = shard_of(asked)
+    content = path.read_bytes()
+    path.write_bytes(content[:-4])
+    red(asked)
+    path.write_bytes(content)
+    run_preflight(asked)
+    assert preflight_problem(asked.folder) is None
