@@ -17,6 +17,7 @@ from rqwen3_pipeline.assets import (
     tokens,
 )
 from rqwen3_pipeline.assets.checks import checks
+from rqwen3_pipeline.sensors.notices import failure_notices
 from rqwen3_pipeline.sensors.resubmission import resubmission
 
 by_file = [*sources.raw_files, *documents.filtered_documents, *documents.digests, *tokens.token_shards]
@@ -60,5 +61,9 @@ jobs = [
 ]
 
 defs = dg.Definitions(
-    assets=assets, asset_checks=checks, jobs=jobs, sensors=[resubmission], executor=dg.in_process_executor
+    assets=assets,
+    asset_checks=checks,
+    jobs=jobs,
+    sensors=[resubmission, failure_notices],
+    executor=dg.in_process_executor,
 )

@@ -48,8 +48,14 @@ class Settings(BaseSettings):
     """Processes that build the corpus side by side."""
     hub_patience_s: float = Field(default=600.0, ge=0.0)
     """How long one request to the Hugging Face Hub is repeated, waits included, before it counts as failed."""
+    notice_command: str = ""
+    """Gets a message on standard input when a run has failed."""
+    notice_webhook: str = ""
+    """Gets the same by POST, as {"text": …}."""
+    notice_file: Path | None = None
+    """Has the same appended."""
 
-    @field_validator("home", "sources", "tokenizer")
+    @field_validator("home", "sources", "tokenizer", "notice_file")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return path.resolve() if path is not None else None
