@@ -9,23 +9,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model.config import CoreConfig, TrainConfig
+from model.config import load_run_config
 from model.gpus import gpu_named
 from model.memory import GIB, Execution, checkpoint_bytes, logits_bytes, plan_memory, scores_bytes
 from model.memory_walk import find_failure
 from rqwen3_pipeline.plan import flops, parameters_by_part
+from rqwen3_pipeline.settings import shipped
 
-PRODUCTION = CoreConfig(
-    vocab_size=151_936,
-    d_model=1024,
-    n_layer=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=3072,
-    max_seq_len=2048,
-)
-TRAINING = TrainConfig(max_steps=50_000, seq_len=2048, micro_batch_size=8, accumulation=16)
+_RUN = load_run_config(shipped("configs/rqwen3_751m.toml"))
+PRODUCTION, TRAINING = _RUN.model, _RUN.training
 REFERENCE_DROPOUT = 0.1
 """What the reference run's default was when it crashed."""
 

@@ -4,21 +4,12 @@ import sys
 
 import pytest
 
-from model.config import CoreConfig, TrainConfig
+from model.config import TrainConfig
 from model.errors import ConfigError
 from model.gpus import gpu_named, gpu_of_device
 from model.memory import GIB, Execution, block_token_bytes, checkpoint_bytes, head_bytes, plan_memory
+from tests.model.production import PRODUCTION
 
-PRODUCTION = CoreConfig(
-    vocab_size=151_936,
-    d_model=1024,
-    n_layer=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=3072,
-    max_seq_len=2048,
-)
 TRAINING = TrainConfig(max_steps=1000, seq_len=2048, micro_batch_size=4)
 
 

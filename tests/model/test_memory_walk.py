@@ -6,20 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import CoreConfig, TrainConfig
+from model.config import TrainConfig
 from model.memory import GIB, Execution, plan_memory
 from model.memory_walk import find_failure, fits, largest_micro_batch
+from tests.model.production import PRODUCTION
 
-PRODUCTION = CoreConfig(
-    vocab_size=151_936,
-    d_model=1024,
-    n_layer=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=3072,
-    max_seq_len=2048,
-)
 TRAINING = TrainConfig(max_steps=1000, seq_len=2048, micro_batch_size=4, accumulation=32)
 L40S_GIB = 44.39
 EAGER = Execution(compiled=False, chunked_head=False)

@@ -8,6 +8,7 @@ from model.config import CoreConfig, TrainConfig
 from model.optimizer import make_optimizer, parameter_groups
 from model.rqwen3 import RQwen3
 from model.session import compile_blocks
+from tests.model.production import PRODUCTION
 
 SMALL = CoreConfig(
     vocab_size=50,
@@ -41,8 +42,7 @@ def test_tied_head_is_in_one_group_once() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_groups_at_production_shape_hold_what_they_should_and_add_up(tied: bool) -> None:
-    shape = {"d_model": 1024, "n_layer": 28, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
-    config = CoreConfig(**shape, vocab_size=151_936, intermediate_size=3072, max_seq_len=2048, tie_embeddings=tied)
+    config = dataclasses.replace(PRODUCTION, tie_embeddings=tied)
     with torch.device("meta"):
         model = RQwen3(config)
         optimizer = make_optimizer(model, CONFIG)

@@ -13,6 +13,7 @@ from model.config import CoreConfig
 from model.layers.block import BlockParts
 from model.layers.rope import RotaryTables, rotate
 from model.rqwen3 import RQwen3
+from tests.model.production import PRODUCTION
 
 CONFIG = CoreConfig(
     vocab_size=199,
@@ -131,19 +132,9 @@ def test_gradients_equal_those_of_transformers() -> None:
 
 
 def test_production_model_on_the_meta_device_has_the_published_count_and_names() -> None:
-    config = CoreConfig(
-        vocab_size=151_936,
-        d_model=1024,
-        n_layer=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        max_seq_len=2048,
-    )
     with torch.device("meta"):
-        model = RQwen3(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 751_632_384 == config.parameters()
+        model = RQwen3(PRODUCTION)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 751_632_384 == PRODUCTION.parameters()
     names = set(model.state_dict())
     assert {"model.embed_tokens.weight", "model.layers.27.self_attn.q_norm.weight", "lm_head.weight"} <= names
     assert len(names) == 28 * 11 + 3
