@@ -287,6 +287,16 @@ def experiment_may_run(ctx: click.Context, name: str | None) -> None:
     ctx.exit(0 if may_run(_settings(ctx), name) else 1)
 
 
+@experiment.command("compare")
+@click.pass_context
+def experiment_compare(ctx: click.Context) -> None:
+    """Lay all experiments of the run root, and their variations, side by side on one page."""
+    from rqwen3_pipeline.evidence.comparison import write_comparison
+
+    settings = _settings(ctx)
+    click.echo(settings.root.path / write_comparison(settings.root, settings.run_config.name)["page"])
+
+
 @experiment.command("new")
 @click.argument("name")
 @click.option("--from", "base", metavar="NAME", help="The experiment to vary. [the profile's]")

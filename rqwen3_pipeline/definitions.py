@@ -34,6 +34,7 @@ assets = [
     export.export,
     evaluation.eval_scores,
     evidence.evidence_report,
+    evidence.comparison,
 ]
 
 
@@ -51,6 +52,7 @@ jobs = [
     dg.define_asset_job("find_survivors", selection=[asset.key for asset in dedup.survivors]),
     dg.define_asset_job("fold_manifest", selection=[manifest.manifest.key]),
     dg.define_asset_job("run_preflight", selection=[preflight.preflight.key]),
+    dg.define_asset_job("compare_experiments", selection=[evidence.comparison.key]),
     dg.define_asset_job(
         "report_results",
         selection=[

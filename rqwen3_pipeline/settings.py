@@ -109,6 +109,11 @@ class RunRoot:
         return self.path / "manifest.json"
 
     @property
+    def variations(self) -> Path:
+        """Run roots of experiments that were made from one of this root's, by name."""
+        return self.path / "variations.json"
+
+    @property
     def dagster_home(self) -> Path:
         """DAGSTER_HOME."""
         return self.path / "dagster"

@@ -14,3 +14,18 @@ def evidence_report() -> dg.MaterializeResult:
 
     here = pipeline()
     return dg.MaterializeResult(metadata=metadata(write_report(here.root, here.run)))
+
+
+@dg.asset(group_name="results", kinds={"html"}, owners=OWNERS, code_version=CODE_VERSION, deps=["submissions"])
+def comparison() -> dg.MaterializeResult:
+    """All experiments of this run root and their variations: curves, held-out scores and what differs, on one page."""
+    from rqwen3_pipeline.evidence.comparison import write_comparison
+
+    here = pipeline()
+    report = write_comparison(here.root, here.run.name)
+    shown = ("name", "steps", "loss", "heldout_loss")
+    table = [
+        dg.TableRecord({**{key: row[key] for key in shown}, "differs": "; ".join(row["differs"])})
+        for row in report.pop("experiments")
+    ]
+    return dg.MaterializeResult(metadata={**metadata(report), "experiments": dg.MetadataValue.table(table)})

@@ -58,8 +58,8 @@ def write_report(root: RunRoot, run: RunConfig) -> dict[str, Any]:
     }
 
 
-def render_page(evidence: dict[str, Any], logs: Logs, run: RunConfig) -> str:
-    """The page, from what `collect` returned and the curves behind it."""
+def templates() -> Environment:
+    """The pages' templates, with the filters that write figures."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -75,14 +75,23 @@ def render_page(evidence: dict[str, Any], logs: Logs, run: RunConfig) -> str:
         "duration": duration,
         "magnitude": magnitude,
     }
+    return environment
+
+
+def render_page(evidence: dict[str, Any], logs: Logs, run: RunConfig) -> str:
+    """The page, from what `collect` returned and the curves behind it."""
     charts = {**_training_charts(logs, run), "funnel": _funnel_chart(evidence["corpus"])}
-    return environment.get_template(TEMPLATE).render(
-        e=evidence,
-        charts=charts,
-        shown_samples=[_split(sample) for sample in _chosen(evidence["training"]["samples"])],
-        commands=commands(run),
-        main_packages=MAIN_PACKAGES,
-        ours=_beside_known_run(evidence),
+    return (
+        templates()
+        .get_template(TEMPLATE)
+        .render(
+            e=evidence,
+            charts=charts,
+            shown_samples=[_split(sample) for sample in _chosen(evidence["training"]["samples"])],
+            commands=commands(run),
+            main_packages=MAIN_PACKAGES,
+            ours=_beside_known_run(evidence),
+        )
     )
 
 

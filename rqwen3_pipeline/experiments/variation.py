@@ -17,7 +17,7 @@ from typing import Any
 
 from model.config import RunConfig, load_run_config
 from model.errors import ConfigError, CorpusError
-from model.files import read_json, write_text
+from model.files import read_json, write_json, write_text
 from rqwen3_pipeline.corpus.lock import Lock, save_lock
 from rqwen3_pipeline.corpus.pieces import Item, is_current, items_of
 from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig, budgets, corpus_config
@@ -89,6 +89,9 @@ def make_variation(root: RunRoot, base: RunConfig, name: str, settings: Sequence
         raise ConfigError(f"{config.parent if same_corpus else target.path}: there already. Choose another name.")
     shared = {} if same_corpus else share_pieces(root, target, base, run)
     write_text(config, text)
+    if not same_corpus:
+        known = read_json(root.variations) if root.variations.exists() else {}
+        write_json(root.variations, known | {name: os.path.relpath(target.path, root.path)})
     return Variation(name=name, root=target.path, config=config, shared=shared)
 
 
