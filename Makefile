@@ -47,7 +47,7 @@ test-all: develop  ## the long tests
 	@$(PY) -m pytest -m long
 
 bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward shapes: MB=500 makes them smaller
-	@PYTHONPATH=. $(PY) bench/filter_memory.py $(if $(MB),--mb $(MB))
+	@$(PY) -m bench.filter_memory $(if $(MB),--mb $(MB))
 
 bench-model: develop  ## step time and memory of the model against transformers; on a GPU tokens/s and MFU: PAIRS=9
 	@$(PY) -m bench.model --pairs $(or $(PAIRS),7)

@@ -1,11 +1,12 @@
 """Memory of a filter worker over files of the shapes that break readers: `make bench-memory`.
 
 Makes a textbooks file of `--mb` megabytes in each shape (many small row groups; one row group for the
-whole file; one row of 40 MB among small ones), filters it by `rqwen3 corpus filter` in a process of its
-own, and samples that process' resident memory. Costs the file twice in disk space and, for 2 GB, some
-minutes a shape. The last line is one JSON object; flat_ratio compares the peak of the last quarter
-of the time in which the file is written with that of the first. Making the shape with one row group
-takes as much memory here as the file is long, twice.
+whole file; one row of 40 MB among small ones; two of them side by side), and a StackExchange file with
+a question and an answer of 40 MB of HTML. Filters it by `rqwen3 corpus filter` in a process of its own,
+and samples that process' resident memory. Costs the file twice in disk space and, for 2 GB, some
+minutes a shape. The last line is one JSON object; flat_ratio compares the peak of the last quarter of
+the time in which the file is written with that of the first. Making the shape with one row group takes
+as much memory here as the file is long, twice.
 """
 
 import argparse
@@ -32,7 +33,7 @@ PROFILE = """
 name = "memory"
 [data]
 origin = "folder"
-[data.textbooks]
+[data.{source}]
 [model]
 vocab_size = 151936
 d_model = 64
@@ -48,10 +49,16 @@ warmup_steps = 10
 seq_len = 256
 micro_batch_size = 4
 """
-SHAPES = ("row_groups", "one_row_group", "fat_row")
+SHAPES = ("row_groups", "one_row_group", "fat_row", "fat_rows", "fat_post")
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
+ANSWERS = pa.list_(
+    pa.struct({"answer_id": pa.int64(), "pm_score": pa.int64(), "selected": pa.bool_(), "text": pa.string()})
+)
+POSTS = pa.schema([("qid", pa.int64()), ("question", pa.string()), ("answers", ANSWERS)])
 ROWS, FAT_BYTES = 1000, 40_000_000
 LIMIT_MB, FLAT_WITHIN = 600, 0.2
+FAT = SHAPES[2:]
+"""What one of these takes in its middle may stay with the process; the limit is theirs too."""
 
 
 def rows(number: int, draw: random.Random) -> pa.RecordBatch:
@@ -60,21 +67,45 @@ def rows(number: int, draw: random.Random) -> pa.RecordBatch:
     return pa.record_batch({"id": [f"{number}-{i}" for i in range(ROWS)], "text": texts}, schema=SCHEMA)
 
 
+def fat_rows(count: int) -> pa.Table:
+    """Rows of 40 MB each; a single 🦉 makes Python take 4 bytes a character."""
+    texts = [f"the café {i} " * (FAT_BYTES // 12) + "🦉" for i in range(count)]
+    return pa.table({"id": ["fat"] * count, "text": texts}, schema=SCHEMA)
+
+
+def posts(number: int, draw: random.Random, fat: bool) -> pa.Table:
+    """A hundred questions of some 5,000 characters with an answer; or one question, then one answer, of 40 MB."""
+
+    def post(question: str, text: str, row: int) -> dict[str, object]:
+        answer = {"answer_id": row, "pm_score": 1, "selected": True, "text": text}
+        return {"qid": row, "question": question, "answers": [answer]}
+
+    if fat:
+        html = "<p>so <b>i</b></p>" * (FAT_BYTES // 18)
+        return pa.Table.from_pylist([post(html, "<p>yes</p>", 0), post("<p>no?</p>", html, 1)], schema=POSTS)
+    words = [f"<p>{draw.randbytes(1200).hex()}</p><pre><code>x &lt; {i}</code></pre>" for i in range(100)]
+    return pa.Table.from_pylist([post(word, word, 100 * number + i) for i, word in enumerate(words)], schema=POSTS)
+
+
 def make(path: Path, shape: str, size_mb: int) -> None:
     """Write the file, of `size_mb` or a batch more."""
     draw = random.Random(1)
     path.parent.mkdir(parents=True)
-    batches = range(-(-size_mb // 5))
+    if shape == "fat_post":
+        with pq.ParquetWriter(path, POSTS, compression="snappy") as writer:
+            for number in range(2 * size_mb):
+                writer.write_table(posts(number, draw, fat=number == size_mb))
+        return
+    batches, fat = range(-(-size_mb // 5)), {"fat_row": 1, "fat_rows": 2}.get(shape, 0)
+    if shape == "one_row_group":
+        whole = pa.Table.from_batches([rows(number, draw) for number in batches])
+        pq.write_table(whole, path, compression="snappy", row_group_size=len(whole))
+        return
     with pq.ParquetWriter(path, SCHEMA, compression="snappy") as writer:
-        if shape == "one_row_group":
-            whole = pa.Table.from_batches([rows(number, draw) for number in batches])
-            writer.write_table(whole, row_group_size=len(whole))
-            return
         for number in batches:
             writer.write_table(pa.Table.from_batches([rows(number, draw)]), row_group_size=250)
-            if shape == "fat_row" and number == len(batches) // 2:  # a single 🦉 makes Python take 4 bytes a character
-                fat = "the café " * (FAT_BYTES // 10) + "🦉"
-                writer.write_table(pa.table({"id": ["fat"], "text": [fat]}, schema=SCHEMA))
+            if fat and number == len(batches) // 2:
+                writer.write_table(fat_rows(fat))
 
 
 def measure(command: list[str], output: Path) -> tuple[list[int], float]:
@@ -94,28 +125,29 @@ def measure(command: list[str], output: Path) -> tuple[list[int], float]:
 def run(folder: Path, shape: str, size_mb: int) -> dict[str, float | int | bool]:
     """Make, lock, fetch and filter one file."""
     profile = folder / "memory.toml"
-    profile.write_text(PROFILE)
-    make(folder / "sources" / "textbooks.parquet", shape, size_mb)
+    source = "stackexchange" if shape == "fat_post" else "textbooks"
+    profile.write_text(PROFILE.format(source=source))
+    make(folder / "sources" / f"{source}.parquet", shape, size_mb)
     root, config = RunRoot(folder / "root"), corpus_config(Settings(profile=str(profile)).run_config)
     lock = lock_folder(root, config, folder / "sources")
-    assert run_stage("raw", root, config, lock, [("textbooks", "00000")])[0].error is None
+    assert run_stage("raw", root, config, lock, [(source, "00000")])[0].error is None
     shutil.rmtree(folder / "sources")
     command = [sys.executable, "-m", "rqwen3_pipeline.cli", "--profile", str(profile), "--home", str(root.path)]
-    samples, seconds = measure([*command, "corpus", "filter", "--workers", "1"], root.filtered("textbooks", "00000"))
-    file = lock.file("textbooks", "00000")
+    samples, seconds = measure([*command, "corpus", "filter", "--workers", "1"], root.filtered(source, "00000"))
+    file = lock.file(source, "00000")
     quarter = max(len(samples) // 4, 1)
     first, last = max(samples[:quarter]), max(samples[-quarter:])
     return {
         "file_mb": round(file.size_bytes / 1e6),
         "rows": file.rows,
-        "row_groups": pq.ParquetFile(root.raw("textbooks", file.name)).num_row_groups,
+        "row_groups": pq.ParquetFile(root.raw(source, file.name)).num_row_groups,
         "peak_mb": round(max(samples) / 1e6),
         "first_quarter_mb": round(first / 1e6),
         "last_quarter_mb": round(last / 1e6),
         "flat_ratio": round(last / first, 3),
         "seconds": round(seconds, 1),
         "rows_per_s": round(file.rows / seconds),
-        "passed": max(samples) < LIMIT_MB * 1e6 and (shape == "fat_row" or last <= (1 + FLAT_WITHIN) * first),
+        "passed": max(samples) < LIMIT_MB * 1e6 and (shape in FAT or last <= (1 + FLAT_WITHIN) * first),
     }
 
 

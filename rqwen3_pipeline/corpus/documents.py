@@ -2,8 +2,9 @@
 
 Columns may be string, large string, binary or dictionary, and may be null anywhere, whole files
 included. A text is NFC by the tokenizer library's tables, the same on every machine; half
-surrogates and bytes that are no UTF-8 become U+FFFD. Reads batches of 128 rows through a buffered
-stream, so that memory follows the longest rows and not the file; costs one decoding of the columns.
+surrogates and bytes that are no UTF-8 become U+FFFD. Reads batches through a buffered stream, none of
+which can hold more than `BATCH_BYTES` unless it is a single row, so that memory follows the longest
+row and not the file, its row groups, or how long rows lie together; costs one decoding of the columns.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -25,15 +26,22 @@ from tokenizers.normalizers import NFC
 
 from model.errors import SourceError
 from rqwen3_pipeline.corpus.sources import COLUMNS, CorpusConfig, required_columns
-from rqwen3_pipeline.corpus.stackexchange import Answer, compose
+from rqwen3_pipeline.corpus.stackexchange import LONGEST_BODY_BYTES, Answer, compose
 
-BATCH_ROWS = 128
+BATCH_ROWS, BATCH_BYTES = 128, 64 * 1024 * 1024
 BUFFER_BYTES = 1024 * 1024
 ANSWER_FIELDS = ("answer_id", "pm_score", "selected", "text")
+_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
+_HALF = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+"""Surrogates, each written as if it were a character."""
+_REPLACEMENT = "\ufffd".encode()
 _NFC = NFC()
-_NFC_CHARS = 1_000_000
-_CUT = re.compile(r"[\x00-\x7f\u4e00-\u9fff]")
-"""Characters before which a text may be cut for NFC: they never combine with what stands before them."""
+_PART_BYTES = 250_000
+_CUT = re.compile(
+    rb"[\x00-\x7f]|[\xc3-\xcb\xd0\xd1][\x80-\xbf]|\xe3\x81[\x82-\xbf]|[\xe4-\xe9\xeb\xec][\x80-\xbf]{2}|\xf0\x9f[\x80-\xbf]{2}"
+)
+"""Characters before which a text may be cut for NFC, as they never combine with what stands before them: ASCII, Latin,
+Cyrillic, kana, Chinese, Korean syllables, emoji."""
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _NO_NUMBER = frozenset(("", "nan", "none", "null"))
 
@@ -48,16 +56,23 @@ class Document:
     """The source's id, or `<file>#<row>`."""
     url: str
     """Its address, or empty."""
-    text: str
-    """NFC, without half surrogates."""
+    data: bytes
+    """Its text, as UTF-8: in NFC, without half surrogates. As a `str` it may take four times the memory."""
+    chars: int
+    """Code points of the text."""
     title: str = ""
     """Wikipedia's title of the page."""
     score: float | None = None
     """FineWeb-Edu's score."""
     defect: str = ""
-    """Why there is no text to judge: `null_text`, `no_answer`; else empty."""
+    """Why there is no text to judge: `null_text`, `no_answer`, `blank`, `too_long`; else empty."""
     repaired: bool = False
     """Whether something in the text became U+FFFD."""
+
+    @property
+    def text(self) -> str:
+        """The text, decoded anew each time."""
+        return self.data.decode()
 
 
 def repair(value: str | bytes) -> tuple[str, bool]:
@@ -73,40 +88,46 @@ def repair(value: str | bytes) -> tuple[str, bool]:
         try:
             return value.decode("utf-8"), False
         except UnicodeDecodeError:
-            pass
-        try:
-            value = value.decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            return value.decode("utf-8", "replace"), True
+            joined = _PAIR.sub(lambda match: _join(match[0].decode("utf-8", "surrogatepass")).encode(), value)
+            text = _HALF.sub(_REPLACEMENT, joined).decode("utf-8", "replace")
+            return text, text.count("\ufffd") != value.count(_REPLACEMENT)
     try:
         value.encode("utf-8")
         return value, False
     except UnicodeEncodeError:
-        joined = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return joined, joined.count("\ufffd") != value.count("\ufffd")
+        text = _join(value)
+        return text, text.count("\ufffd") != value.count("\ufffd")
+
+
+def _join(text: str) -> str:
+    """Make one character of each pair of surrogates, and U+FFFD of each half one."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def nfc(text: str) -> str:
-    """The text in NFC, by the tokenizer library's tables.
+    """The text in NFC, by the tokenizer library's tables."""
+    return text if text.isascii() else _NFC.normalize_str(text)
 
-    The library takes some 25 bytes for each byte of text, so a long one goes through it in parts.
+
+def clean(raw: bytes | memoryview) -> tuple[bytes, int, bool]:
+    """A text repaired and in NFC.
+
+    A long one is made in parts, since the library takes some 25 bytes for each byte.
+
+    Returns:
+        The text as UTF-8, its code points, and whether a U+FFFD was put in.
     """
-    if text.isascii():
-        return text
-    if len(text) <= _NFC_CHARS:
-        return _NFC.normalize_str(text)
-    parts: list[str] = []
-    start, changed = 0, False
-    while start < len(text):
-        cut = _CUT.search(text, start + _NFC_CHARS)
-        end = cut.start() if cut else len(text)
-        part = text[start:end]
-        normal = part if part.isascii() else _NFC.normalize_str(part)
-        if changed := changed or normal != part:
-            parts = parts or [text[:start]]
-            parts.append(normal)
-        start = end
-    return "".join(parts) if changed else text
+    made, chars, repaired, start = bytearray(), 0, False, 0
+    while start < len(raw):
+        end = len(raw)
+        if end - start > _PART_BYTES:
+            cut = _CUT.search(raw, start + _PART_BYTES)
+            end = cut.start() if cut else end
+        text, put_in = repair(bytes(raw[start:end]))
+        text = nfc(text)
+        made += text.encode()
+        chars, repaired, start = chars + len(text), repaired or put_in, end
+    return bytes(made), chars, repaired
 
 
 def check_file(path: Path, source: str, config: CorpusConfig) -> int:
@@ -138,14 +159,14 @@ def read_documents(path: Path, source: str, config: CorpusConfig) -> Iterator[Do
         _check_columns(path, schema, required_columns(config, source))
         wanted = {*required_columns(config, source), names.id, names.url} & set(schema.names)
         first_row = 0
-        for batch in _batches(path, file, sorted(wanted)):
-            columns, rows = {name: batch.column(name) for name in batch.schema.names}, batch.num_rows
-            del batch  # a batch may be large: whoever is done with it lets go
+        for batch in read_batches(path, file, sorted(wanted)):
+            columns = {name: batch.column(name) for name in batch.schema.names}
             if source == "stackexchange":
                 yield from _questions(path, columns, first_row)
             else:
                 yield from _texts(path, columns, source, score_column, first_row)
-            first_row += rows
+            first_row += batch.num_rows
+            del batch, columns  # before the next one is decoded: a batch may be large
 
 
 @contextlib.contextmanager
@@ -163,9 +184,14 @@ def _opened(path: Path) -> Generator[Any, None, None]:
         yield file
 
 
-def _batches(path: Path, file: Any, columns: Sequence[str]) -> Iterator[Any]:
+def read_batches(path: Path, file: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """Read a file's rows in order, in batches that fit into memory.
+
+    Raises:
+        SourceError: the file is damaged; the message says after which row.
+    """
     row = 0
-    batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns), use_threads=False)
+    batches = _decoded(file, columns)
     while True:
         try:
             batch = next(batches, None)
@@ -177,11 +203,23 @@ def _batches(path: Path, file: Any, columns: Sequence[str]) -> Iterator[Any]:
         if batch is None:
             break
         row += batch.num_rows
-        held = [batch]
+        yield batch
         del batch
-        yield held.pop()
     if row != file.metadata.num_rows:
         raise SourceError(f"{path}: {row:,} rows read, the footer says {file.metadata.num_rows:,}. Fetch it again.")
+
+
+def _decoded(file: Any, columns: Sequence[str]) -> Iterator[Any]:
+    for number in range(file.metadata.num_row_groups):
+        rows = _batch_rows(file.metadata.row_group(number), columns)
+        yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=list(columns), use_threads=False)
+
+
+def _batch_rows(group: Any, columns: Sequence[str]) -> int:
+    """Rows to decode at once: no value is longer than its row group, so many times that is the most they can take."""
+    chunks = (group.column(i) for i in range(group.num_columns))
+    size_bytes = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(size_bytes, 1)))
 
 
 def _first_line(error: BaseException) -> str:
@@ -197,8 +235,8 @@ def _check_columns(path: Path, schema: Any, required: Sequence[str]) -> None:
         )
 
 
-def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
-    """A column as bytes, whatever kind of text it is; whole numbers are written out (ids)."""
+def _binary(path: Path, name: str, array: Any) -> Any:
+    """A column as large binary, whatever kind of text it is; whole numbers are written out (ids)."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):
@@ -207,7 +245,12 @@ def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
     others = (pa.types.is_null, pa.types.is_string_view, pa.types.is_binary_view)
     if not any(kind(array.type) for kind in kinds + others):
         raise SourceError(f"{path}: column {name!r} is of type {array.type}, not text. Replace the file.")
-    return array.cast(pa.large_binary()).to_pylist()
+    return array.cast(pa.large_binary())
+
+
+def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
+    """A column of short texts."""
+    return _binary(path, name, array).to_pylist()
 
 
 def _numbers(path: Path, name: str, array: Any) -> list[float | None]:
@@ -250,23 +293,21 @@ def _texts(
     path: Path, columns: dict[str, Any], source: str, score_column: str | None, first_row: int
 ) -> Iterator[Document]:
     names = COLUMNS[source]
-    texts = _strings(path, names.text, columns[names.text])
+    texts = _binary(path, names.text, columns[names.text])
     nothing: list[None] = [None] * len(texts)
     ids, urls, titles = (
         _strings(path, name, columns[name]) if name in columns else nothing for name in (names.id, names.url, "title")
     )
     scores = _numbers(path, score_column, columns[score_column]) if score_column else nothing
-    columns.clear()
-    for i, (id_, url, title, score) in enumerate(zip(ids, urls, titles, scores, strict=True)):
-        raw, texts[i] = texts[i], None
-        missing = raw is None
-        text, repaired = ("", False) if raw is None else repair(raw)
-        del raw
+    for i, (raw, id_, url, title, score) in enumerate(zip(texts, ids, urls, titles, scores, strict=True)):
+        missing = not raw.is_valid
+        data, chars, repaired = (b"", 0, False) if missing else clean(memoryview(raw.as_buffer()))
         yield Document(
             row=first_row + i,
             id=_plain(id_) or f"{path.name}#{first_row + i}",
             url=_plain(url),
-            text=nfc(text),
+            data=data,
+            chars=chars,
             title=_plain(title),
             score=score,
             defect="null_text" if missing else "",
@@ -289,7 +330,7 @@ def _answer_fields(path: Path, kind: Any) -> None:
 
 
 def _answers(path: Path, array: Any) -> list[list[Answer]]:
-    """The answers of each row of a batch; null lists and null elements are left out."""
+    """The answers of each row of a batch; null lists, null elements and bodies that are no post's are left out."""
     _answer_fields(path, array.type)
     if pa.types.is_null(array.type) or pa.types.is_null(array.type.value_type):
         return [[] for _ in range(len(array))]
@@ -306,7 +347,7 @@ def _answers(path: Path, array: Any) -> list[list[Answer]]:
         strict=True,
     )
     for row, id_, score, selected, raw in flat:
-        if raw is not None:
+        if raw is not None and len(raw) <= LONGEST_BODY_BYTES:
             text, repaired = repair(raw)
             number, chosen_by = (_plain(v) if isinstance(v, bytes) else v for v in (id_, selected))
             found[row].append(Answer(id=number, score=score, selected=chosen_by, html=text, repaired=repaired))
@@ -320,15 +361,18 @@ def _questions(path: Path, columns: dict[str, Any], first_row: int) -> Iterator[
     ids = _strings(path, names.id, columns[names.id]) if names.id in columns else [None] * len(questions)
     urls: list[Any] = columns[names.url].to_pylist() if names.url in columns else [None] * len(questions)
     for i, (raw, id_, url, candidates) in enumerate(zip(questions, ids, urls, answers, strict=True)):
-        question, repaired = ("", False) if raw is None else repair(raw)
+        too_long = raw is not None and len(raw) > LONGEST_BODY_BYTES
+        question, repaired = ("", False) if raw is None or too_long else repair(raw)
         text, answer = compose(question, candidates)
         defect = "null_text" if raw is None else "" if text else "no_answer" if answer is None else "blank"
+        text = nfc(text)
         address = url[0] if isinstance(url, list) and url else url
         yield Document(
             row=first_row + i,
             id=_plain(id_) or f"{path.name}#{first_row + i}",
             url=address if isinstance(address, str) else "",
-            text=nfc(text),
-            defect=defect,
+            data=text.encode(),
+            chars=len(text),
+            defect="too_long" if too_long else defect,
             repaired=repaired or (answer is not None and answer.repaired),
         )

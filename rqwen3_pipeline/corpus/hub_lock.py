@@ -198,7 +198,7 @@ def tokens_per_byte(path: Path, size_bytes: int, source: str, config: CorpusConf
     for document in islice(read_documents(path, source, config), MEASURED_ROWS):
         seen += 1
         if rule(document, settings)[0]:
-            kept_bytes += len(document.text.encode("utf-8", "replace"))
+            kept_bytes += len(document.data)
     if not seen or not size_bytes:
         return 0.0
     return kept_bytes * (rows / seen) * TOKENS_PER_TEXT_BYTE[source] / size_bytes

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from model.errors import ConfigError, CorpusError
-from rqwen3_pipeline.corpus.documents import BATCH_ROWS, BUFFER_BYTES, Document, read_documents
+from rqwen3_pipeline.corpus.documents import BUFFER_BYTES, Document, read_batches, read_documents
 from rqwen3_pipeline.corpus.filters import RULES
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.pieces import is_current
@@ -108,7 +108,7 @@ def _of_file(
 
 def _raw_row(path: Path, row: int) -> dict[str, Any]:
     with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
+        for batch in read_batches(path, file, file.schema_arrow.names):
             if row < batch.num_rows:
                 return dict(batch.slice(row, 1).to_pylist()[0])
             row -= batch.num_rows
@@ -118,7 +118,7 @@ def _raw_row(path: Path, row: int) -> dict[str, Any]:
 def as_text(shown: Shown, chars: int = SHOWN_CHARS) -> str:
     """A document for a person: where it lies, what the rule looked at, and how it begins."""
     document = shown.document
-    head = [f"{shown.source}/{shown.file} row {document.row:,}", f"{len(document.text):,} characters", shown.reason]
+    head = [f"{shown.source}/{shown.file} row {document.row:,}", f"{document.chars:,} characters", shown.reason]
     head += [f"score {document.score:g}"] if document.score is not None else []
     lines = [" · ".join(head)]
     lines += [f"{name}: {value}" for name, value in _names(document) if value]

@@ -3,8 +3,10 @@
 The answer: one that has text; the asker's choice first, then the highest `pm_score` (none is the
 lowest), then the lowest answer id. The order of the list never matters. The text: a walk over
 selectolax's tree, block by block; `pre` becomes a fenced block to the letter, formulas keep their
-spacing, entities are unescaped once by the parser, pictures and addresses go. The walk is a loop,
-so that deep nesting can't exhaust the stack. Costs one parse of the question and of one answer.
+spacing, entities are unescaped once by the parser, pictures and addresses go. What only looks like a
+tag, as in `vector<int>` or `$i<n$`, is text. The walk is a loop, so that deep nesting can't exhaust the
+stack. Marks such as `b` are kept from the parser, since it opens each that was left open again in every
+later paragraph: 55 kB took 4 GB. Costs one parse of the question and of one answer.
 """
 
 import re
@@ -17,7 +19,19 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 _BLOCK_TAGS = """address article aside blockquote body center dd details div dl dt fieldset figcaption figure footer
 form h1 h2 h3 h4 h5 h6 header hr html li main nav ol p pre section summary table tbody tfoot thead tr ul"""
 _SKIPPED_TAGS = "head script style template title img noscript iframe svg -comment !doctype"
+LONGEST_BODY_BYTES = 300_000
+"""A longer body is no post: the sites take 30,000 characters of Markdown. An answer of that kind counts as one without
+text; it would cost gigabytes, or hours where it is nested to the end."""
+
+_INLINE_TAGS = """abbr acronym audio base bdi bdo br caption cite col colgroup del dfn input ins kbd link map area mark
+meta object param picture q rp rt ruby samp source span sub sup td th time track var video wbr"""
+_MARK_TAGS = "a b big em font i nobr s small strike strong tt u"
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+_CODE = "x-code"
+"""What `code` is called in the tree: a name that the parser has no rule for."""
 _BLOCKS, _SKIPPED = frozenset(_BLOCK_TAGS.split()), frozenset(_SKIPPED_TAGS.split())
+_NAMES = dict.fromkeys(_MARK_TAGS.split(), "wbr") | {"code": _CODE}  # wbr: has no content, and means nothing
+_KNOWN = _BLOCKS | _SKIPPED | frozenset(_INLINE_TAGS.split())
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _FORMULA = re.compile(
     r"(\$\$.{1,4000}?\$\$|\\begin\{(\w{1,20}\*?)\}.{1,4000}?\\end\{\2\}"
@@ -132,7 +146,7 @@ def html_to_text(html: str) -> str:
     with `> `; `pre` stands between fences, `code` between backticks, a power behind `^`, an index
     behind `_`.
     """
-    root = LexborHTMLParser(html).root
+    root = LexborHTMLParser(_TAG.sub(_renamed, html)).root
     if root is None:
         return ""
     writer = _Writer()
@@ -142,7 +156,7 @@ def html_to_text(html: str) -> str:
             writer.inline(node.text_content or "")
         elif tag == "pre":
             _write_fence(writer, _content(node))
-        elif tag == "code":
+        elif tag == _CODE:
             _write_code(writer, _content(node))
         elif tag == "br":
             writer.verbatim("\n")
@@ -157,8 +171,19 @@ def html_to_text(html: str) -> str:
     return "".join(writer.blocks).strip("\n")
 
 
-def _walk(root: LexborNode) -> Iterator[tuple[LexborNode, bool]]:
-    """Every node in the order of the text: an element when it begins and when it ends, others once."""
+def _renamed(tag: re.Match[str]) -> str:
+    name = tag[2].lower()
+    if name in _NAMES:
+        return f"<{tag[1]}{_NAMES[name]}"
+    return tag[0] if name in _KNOWN else f"&lt;{tag[1]}{tag[2]}"
+
+
+def _walk(root: LexborNode, whole: bool = False) -> Iterator[tuple[LexborNode, bool]]:
+    """Every node in the order of the text: an element when it begins and when it ends, others once.
+
+    Code is not entered, unless the `whole` of it is asked for.
+    """
+    closed = ("-text", "br") if whole else ("-text", "br", "pre", _CODE)
     stack: list[tuple[LexborNode, bool]] = [(root, True)]
     while stack:
         node, entering = stack.pop()
@@ -166,7 +191,7 @@ def _walk(root: LexborNode) -> Iterator[tuple[LexborNode, bool]]:
         if tag in _SKIPPED:
             continue
         yield node, entering
-        if entering and tag not in ("-text", "pre", "code", "br"):
+        if entering and tag not in closed:
             stack.append((node, False))
             child = node.last_child
             while child is not None:
@@ -212,20 +237,14 @@ def _bullet(writer: _Writer) -> str:
 
 
 def _content(node: LexborNode) -> str:
-    """All text below a node, to the letter, line breaks included."""
+    """All text below a node, to the letter; a block that has strayed into it begins and ends a line."""
     parts: list[str] = []
-    stack = [node.first_child]
-    while stack:
-        current = stack.pop()
-        if current is None:
-            continue
-        stack.append(current.next)
-        if current.tag == "-text":
-            parts.append(current.text_content or "")
-        elif current.tag == "br":
+    for inner, _ in _walk(node, whole=True):
+        tag = inner.tag or ""
+        if tag == "-text":
+            parts.append(inner.text_content or "")
+        elif tag == "br" or (tag in _BLOCKS and parts and not parts[-1].endswith("\n")):
             parts.append("\n")
-        else:
-            stack.append(current.first_child)
     return "".join(parts)
 
 

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import unicodedata
 from decimal import Decimal
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tokenizers import normalizers
 from model.errors import SourceError
 from rqwen3_pipeline.corpus import documents
 from rqwen3_pipeline.corpus.documents import check_file, nfc, read_documents, repair
+from rqwen3_pipeline.corpus.stackexchange import LONGEST_BODY_BYTES
 
 from .made import answer, prose, question, write
 
@@ -28,6 +30,8 @@ from .made import answer, prose, question, write
         (b"\xed\xa0\xbd!", "\ufffd!", True),
         (b"\xed\xa0\xbd\xed\xb1\x8d", "👍", False),
         (b"ab\xff", "ab\ufffd", True),
+        (b"\xff\xed\xa0\xbd\xed\xb1\x8d\xed\xa0\xbd!", "\ufffd👍\ufffd!", True),
+        (b"\xed\xa0", "\ufffd\ufffd", True),
         ("é".encode(), "é", False),
     ],
 )
@@ -47,15 +51,48 @@ def test_nfc_composes():
     assert nfc("e\u0301 \u1112\u1161\u11ab") == "é 한"
 
 
-PARTS = st.sampled_from(["e", "\u0301", "\u0323", "a", " ", "\u1112", "\u1161", "\u11ab", "数", "\uac00", "\u0344"])
+PARTS = [
+    "e",
+    "\u0301",
+    "\u0323",
+    "a",
+    " ",
+    "\u1112",
+    "\u1161",
+    "\u11ab",
+    "数",
+    "\uac00",
+    "\u0344",
+    "é",
+    "я",
+    "か",
+    "\u3099",
+]
+PARTS += ["🦉", "\ufffd"]
+WORDS = [part.encode() for part in PARTS] + [b"\xff", b"\xed\xa0\xbd", b"\xf0\x9f"]
 
 
-@given(st.lists(PARTS, min_size=1, max_size=60), st.integers(1, 9))
-def test_nfc_of_a_long_text_in_parts_is_that_of_the_whole(parts, size):
-    text = "".join(parts)
+@given(st.lists(st.sampled_from(WORDS), max_size=60), st.integers(1, 9))
+def test_clean_of_a_long_text_in_parts_is_that_of_the_whole(parts, size):
+    raw = b"".join(parts)
+    whole, put_in = repair(raw)
+    text = normalizers.NFC().normalize_str(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_NFC_CHARS", size)
-        assert nfc(text) == normalizers.NFC().normalize_str(text)
+        patch.setattr(documents, "_PART_BYTES", size)
+        for given_as in (raw, memoryview(raw)):
+            assert documents.clean(given_as) == (text.encode(), len(text), put_in)
+
+
+def test_clean_cuts_only_before_characters_that_never_combine_with_what_stands_before():
+    def cuts(char):
+        return documents._CUT.match(char.encode("utf-8", "surrogatepass")) is not None
+
+    pairs = [unicodedata.decomposition(chr(code)).split() for code in range(sys.maxunicode + 1)]
+    second = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2 and not pair[0].startswith("<")}
+    jamo = {chr(code) for code in range(0x1160, 0x1200)}
+    cut = [chr(code) for code in range(sys.maxunicode + 1) if cuts(chr(code))]
+    assert len(cut) > 30_000
+    assert [char for char in cut if unicodedata.combining(char) or char in second | jamo] == []
 
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())]
@@ -242,6 +279,31 @@ def test_read_questions_of_a_file_without_any_answer(tmp_path, config, kind):
     path = tmp_path / "s.parquet"
     pq.write_table(pa.table({"question": ["q", "r"], "answers": pa.nulls(2, kind)}), path)
     assert [d.defect for d in read_documents(path, "stackexchange", config)] == ["no_answer"] * 2
+
+
+def test_read_questions_and_answers_too_long_to_be_posts(tmp_path, config):
+    long = "<p>x</p>" * (LONGEST_BODY_BYTES // 8 + 1)
+    rows = [
+        question(1, long, [answer(1, "a")]),
+        question(2, "Q", [answer(1, long, 9, True), answer(2, "short")]),
+        question(3, "Q", [answer(1, long, 9, True)]),
+    ]
+    found = list(read_documents(write(tmp_path / "s.parquet", rows), "stackexchange", config))
+    assert [(d.text, d.defect) for d in found] == [("", "too_long"), ("Q\n\nshort", ""), ("", "no_answer")]
+
+
+def test_read_batches_never_decode_more_than_they_may(tmp_path, monkeypatch):
+    path = tmp_path / "x.parquet"
+    sizes = [10, 10, 50_000, 50_000, 10, 10] * 30
+    for use_dictionary in (True, False):
+        text = pa.table({"text": ["x" * size for size in sizes], "other": ["y" * 1000] * len(sizes)})
+        pq.write_table(text, path, row_group_size=100, use_dictionary=use_dictionary)
+        monkeypatch.setattr(documents, "BATCH_BYTES", 120_000)
+        with pq.ParquetFile(path) as file:
+            batches = list(documents.read_batches(path, file, ["text"]))
+        assert sum(batch.num_rows for batch in batches) == len(sizes)
+        assert max(batch.nbytes for batch in batches) <= 120_000
+        assert max(batch.num_rows for batch in batches) <= documents.BATCH_ROWS
 
 
 MEASURE = """

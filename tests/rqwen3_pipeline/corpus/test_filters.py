@@ -17,7 +17,7 @@ from .made import only, prose, write
 
 
 def judge(config, source, text, **fields):
-    document = Document(row=0, id="", url="", text=text, **fields)
+    document = Document(row=0, id="", url="", data=text.encode(), chars=len(text), **fields)
     return RULES[source](document, config.sources[source])
 
 

@@ -3,7 +3,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from selectolax.lexbor import LexborHTMLParser
 
+from rqwen3_pipeline.corpus import stackexchange
 from rqwen3_pipeline.corpus.stackexchange import Answer, compose, html_to_text, ranked
 
 
@@ -73,6 +75,15 @@ def test_compose_without_any_text_says_so():
         ("<p>a</p><script>alert(1)</script><style>p{}</style><!-- no --><hr><p>b</p>", "a\n\nb"),
         ("<p>unclosed <b>tags", "unclosed tags"),
         ("if a < b then", "if a < b then"),
+        ("<p>a vector<int> of $i<n$ and $a<b$</p>", "a vector<int> of $i<n$ and $a<b$"),
+        ("<p>use <textarea> or <select> <B class='x'>now</B></p>", "use <textarea> or <select> now"),
+        ("<p>open <code>f(x)</p><p>next</p>", "open `f(x)`\n\nnext"),
+        ("a</b></code></div></p>b", "a\n\nb"),
+        ("<CODE class='c'>X</CODE> <PRE>Y</PRE>", "`X`\n\n```\nY\n```"),
+        ("<pre><code>a <b>x</b>\n<pre> in</pre></code></pre>z", "```\na x\n in\n```\n\nz"),
+        ("<pre><code>x &lt; y<p>para</p>z", "```\nx < y\npara\nz\n```"),
+        ("<ul><li><pre>x\n  y</pre></li></ul>", "- ```\n  x\n    y\n  ```"),
+        ("<p>\\(a &lt; b &amp;amp; c\\) &amp;quot;</p>", "\\(a < b &amp; c\\) &quot;"),
         ("<p>\u00a0kept</p>", "\u00a0kept"),
     ],
 )
@@ -111,7 +122,17 @@ def test_html_nested_deeply_or_full_of_openings_is_quick():
     assert html_to_text("<blockquote>" * 3000 + "x").endswith("x")
     html_to_text("<p>" + "\\[ $ \\begin{a} " * 3000)
     html_to_text("<ol>" + "<li>x" * 20_000 + "</ol>")
+    assert html_to_text("<div>" * 10_000 + "x" + "</div>" * 10_000) == "x"
+    html_to_text("<ul><li>" * 3000 + "<span>" * 3000 + "<p>x" * 3000)
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("mark", ["font", "a", "b", "code", "CODE"])
+def test_html_whose_marks_were_left_open_grows_no_tree_of_them(mark):
+    html = "<p>" + "".join(f"<{mark} c={i}>" for i in range(600)) + "<p>x" * 4000
+    root = LexborHTMLParser(stackexchange._TAG.sub(stackexchange._renamed, html)).root
+    assert sum(1 for _ in root.traverse(include_text=True)) < 20_000
+    assert html_to_text(html).count("x") == 4000
 
 
 @given(st.text())
