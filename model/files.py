@@ -6,6 +6,7 @@ no reader takes it for data. Costs one fsync for the file and one for its folder
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,8 @@ from typing import Any, TextIO
 from model.errors import CorpusError, DiskSpaceError, LockHeldError
 
 CHUNK_BYTES = 8 * 1024 * 1024
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What a write that finds no room answers: a full disk, a used-up quota, a limit on a file's size."""
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "afs"}
 )

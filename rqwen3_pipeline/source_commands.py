@@ -1,19 +1,24 @@
 """The commands over the source files: `rqwen3 sources lock | fetch`."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import click
 
 from model.files import hold_lock
 from rqwen3_pipeline.corpus.build import run_stage
-from rqwen3_pipeline.corpus.lock import read_lock
+from rqwen3_pipeline.corpus.fetch import arrived_bytes
+from rqwen3_pipeline.corpus.lock import Lock, read_lock
 from rqwen3_pipeline.corpus.origin import lock_origin
-from rqwen3_pipeline.corpus.pieces import Outcome
+from rqwen3_pipeline.corpus.pieces import Item, Outcome
 from rqwen3_pipeline.corpus.selection import select_files
 from rqwen3_pipeline.corpus.sources import corpus_config
 from rqwen3_pipeline.progress import Progress
-from rqwen3_pipeline.settings import Settings
+from rqwen3_pipeline.settings import RunRoot, Settings
+
+LOOK_EVERY_S = 1.0
 
 
 def lock_sources(settings: Settings, update: bool) -> None:
@@ -42,6 +47,34 @@ def lock_sources(settings: Settings, update: bool) -> None:
     click.echo(str(settings.root.lock))
 
 
+@contextlib.contextmanager
+def _arriving(root: RunRoot, lock: Lock, items: Sequence[Item]) -> Generator[Callable[[Outcome], None], None, None]:
+    """Progress by bytes, inside the files too: looks every second at what has arrived."""
+    total_bytes = sum(lock.file(*item).size_bytes for item in items)
+    ended, guard = threading.Event(), threading.Lock()
+    with Progress("fetch", total_bytes // 2**20, "MiB") as progress:
+
+        def look(note: str) -> None:
+            with guard:
+                progress.to(sum(arrived_bytes(root, lock, *item) for item in items) // 2**20, note or progress.note)
+
+        def watch() -> None:
+            while not ended.wait(LOOK_EVERY_S):
+                look("")
+
+        def done(outcome: Outcome) -> None:
+            state = "failed" if outcome.error else "current" if outcome.skipped else f"{outcome.seconds:.0f} s"
+            look(f"{outcome.source}/{outcome.key} {state}")
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield done
+        finally:
+            ended.set()
+            watcher.join()
+
+
 def fetch_sources(settings: Settings, named: Sequence[str], files: str | None) -> int:
     """Fetch the files that are meant, with progress.
 
@@ -62,15 +95,8 @@ def fetch_sources(settings: Settings, named: Sequence[str], files: str | None) -
     config, lock = corpus_config(settings.run_config), read_lock(settings.root)
     items = select_files(config, lock, named, files)
     sizes = {item: lock.file(*item).size_bytes for item in items}
-    began, size_bytes = time.monotonic(), 0
-    with Progress("fetch", sum(sizes.values()) // 2**20, "MiB") as progress:
-
-        def done(outcome: Outcome) -> None:
-            nonlocal size_bytes
-            size_bytes += sizes[outcome.source, outcome.key]
-            state = "failed" if outcome.error else "current" if outcome.skipped else f"{outcome.seconds:.0f} s"
-            progress.to(size_bytes // 2**20, f"{outcome.source}/{outcome.key} {state}")
-
+    began = time.monotonic()
+    with _arriving(settings.root, lock, items) as done:
         outcomes = run_stage("raw", settings.root, config, lock, items, settings.workers, done)
     failed = [outcome for outcome in outcomes if outcome.error]
     made = [outcome for outcome in outcomes if not outcome.error and not outcome.skipped]

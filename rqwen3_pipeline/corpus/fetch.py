@@ -10,6 +10,7 @@ lies on another file system).
 # pyright: reportUnknownArgumentType=false
 # (pyarrow ships no types)
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from rqwen3_pipeline.corpus.hub import Pin, fetch_pinned, first_line, is_cached
 from rqwen3_pipeline.corpus.lock import Lock, LockedFile
 from rqwen3_pipeline.corpus.sources import RULES_VERSION
 from rqwen3_pipeline.corpus.stamps import begin, current, stamp_path, write_stamp
+from rqwen3_pipeline.corpus.transfer import blob_path, partial_path
 from rqwen3_pipeline.settings import RunRoot
 
 
@@ -88,6 +90,19 @@ def require_space(root: RunRoot, lock: Lock, items: Sequence[tuple[str, str]]) -
         require_free_bytes(cache, cache_bytes, f"{what} into the Hub's cache (HF_HOME)")
     if here_bytes:
         require_free_bytes(root.path, here_bytes, what)
+
+
+def arrived_bytes(root: RunRoot, lock: Lock, source: str, key: str) -> int:
+    """How much of a locked file is here by now, as a transfer goes on: for progress."""
+    file = lock.file(source, key)
+    target, places = root.raw(source, file.name), list[Path]()
+    if source in lock.pins:
+        blob = blob_path(lock.pins[source].dataset, file.sha256)
+        places = [blob, partial_path(blob)]
+    for place in [target, *places, *target.parent.glob(f".{file.name}.*.tmp")]:
+        with contextlib.suppress(OSError):
+            return min(place.stat().st_size, file.size_bytes)
+    return 0
 
 
 def _hub_cache() -> Path:

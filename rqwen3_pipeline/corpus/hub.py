@@ -2,9 +2,7 @@
 
 HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean everywhere. A locked file is asked
 for by its commit: at most three requests (where it lies, a redirect, its bytes), none if the cache has
-it, and no listing. The client writes under a name of its own beside the cache's blob and renames; a
-transfer that breaks is resumed, one that is killed begins again. Costs one read of the file more, to
-hash it.
+it, and no listing. A transfer that breaks or is killed goes on from where it was.
 """
 
 import contextlib
@@ -14,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import RQwen3Error, SourceError
-from model.files import require_free_bytes, sha256_file
+from model.files import sha256_file
+from rqwen3_pipeline.corpus.transfer import blob_path, partial_path, transfer
 
 TOKENIZER_REPO = "Qwen/Qwen3-0.6B"
 """Any Qwen3 model's repository carries the same tokenizer.json; this is the smallest."""
@@ -64,7 +63,7 @@ def fetch_tokenizer(repo: str = TOKENIZER_REPO) -> Path:
         ) from error
 
 
-def fetch_pinned(pin: Pin, path: str, size_bytes: int, sha256: str | None) -> Path:
+def fetch_pinned(pin: Pin, path: str, size_bytes: int, sha256: str) -> Path:
     """Bring a file of a data set into the client's cache, unless it is there.
 
     Args:
@@ -83,17 +82,22 @@ def fetch_pinned(pin: Pin, path: str, size_bytes: int, sha256: str | None) -> Pa
     from rqwen3_pipeline.corpus.patience import install
 
     install()
-    from huggingface_hub import constants, hf_hub_download  # pyright: ignore[reportUnknownVariableType] tqdm has no types
+    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType] tqdm has no types
 
-    cache, seen = Path(constants.HF_HUB_CACHE), ""
-    for _attempt in range(2):
-        if not is_cached(pin, path):
-            _sweep(cache / f"datasets--{pin.dataset.replace('/', '--')}" / "blobs", sha256 or "")
-            require_free_bytes(cache, size_bytes, f"fetching {pin.dataset}/{path} into the Hub's cache")
+    blob, seen = blob_path(pin.dataset, sha256), ""
+    for again in (False, True):
+        fresh = not is_cached(pin, path) and not blob.exists()
         try:
+            if fresh:
+                _sweep(blob)
+                seen = transfer(pin.dataset, path, pin.revision, size_bytes, sha256, again)
+                if seen:
+                    continue
             found = Path(hf_hub_download(pin.dataset, path, repo_type="dataset", revision=pin.revision))
         except Exception as error:  # the client raises a dozen types
             raise explain(error, pin.dataset, pin.revision, path) from error
+        if fresh and found.resolve() == blob.resolve():
+            return found  # its bytes were verified before they got this name
         here = (found.stat().st_size, sha256_file(found))
         if here == (size_bytes, sha256):
             return found
@@ -102,7 +106,7 @@ def fetch_pinned(pin: Pin, path: str, size_bytes: int, sha256: str | None) -> Pa
         found.unlink(missing_ok=True)
     raise SourceError(
         f"{pin.dataset}/{path}: the Hub served {seen} twice, its list at {pin.revision[:12]} says {size_bytes:,} bytes "
-        f"and {(sha256 or '')[:12]}…. Nothing was kept. Try again later: rqwen3 sources fetch"
+        f"and {sha256[:12]}…. Nothing was kept. Try again later: rqwen3 sources fetch"
     )
 
 
@@ -116,8 +120,9 @@ def is_cached(pin: Pin, path: str) -> bool:
     return isinstance(try_to_load_from_cache(pin.dataset, path, revision=pin.revision, repo_type="dataset"), str)
 
 
-def _sweep(blobs: Path, sha256: str) -> None:
-    for leftover in blobs.glob(f"{sha256}.*incomplete"):
+def _sweep(blob: Path) -> None:
+    """Delete what killed transfers have left that nobody can go on with."""
+    for leftover in set(blob.parent.glob(f"{blob.name}.*incomplete")) - {partial_path(blob)}:
         with contextlib.suppress(FileNotFoundError):
             if time.time() - leftover.stat().st_mtime > ABANDONED_S:
                 leftover.unlink()

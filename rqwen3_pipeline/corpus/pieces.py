@@ -4,7 +4,6 @@ A piece is a file of a source, or a group of sources for `survivors`. Whether it
 decided by stamps alone; making one never raises: what goes wrong is part of its outcome.
 """
 
-import errno
 import os
 import shutil
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CorpusError, RQwen3Error
+from model.files import FULL
 from rqwen3_pipeline.corpus.dedup import digest_file, find_survivors, survivor_inputs
 from rqwen3_pipeline.corpus.fetch import fetch_file, raw_inputs
 from rqwen3_pipeline.corpus.filters import filter_file, filter_inputs
@@ -35,9 +35,6 @@ GROUP_KEY = "all"
 """The key of a `survivors` piece, whose source is the group's name."""
 
 Item = tuple[str, str]
-
-FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""What a write that finds no room answers: a full disk, a used-up quota, a limit on a file's size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
