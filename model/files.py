@@ -22,6 +22,7 @@ from model.errors import CorpusError, DiskSpaceError, LockHeldError
 CHUNK_BYTES = 8 * 1024 * 1024
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What a write that finds no room answers: a full disk, a used-up quota, a limit on a file's size."""
+_NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "afs"}
 )
@@ -163,6 +164,25 @@ def require_free_bytes(folder: Path, needed_bytes: int, purpose: str) -> None:
             f"{existing}: {free_bytes / 2**30:.2f} GiB free, {purpose} needs {needed_bytes / 2**30:.2f} GiB. "
             "Free some space, or point RQWEN3_HOME at a larger file system."
         )
+
+
+def why_not_written(error: OSError, folder: Path) -> str | None:
+    """Say in words why a file could not be written, and the way out; None if the error is of another kind.
+
+    Args:
+        error: what the system answered.
+        folder: where the work was going on.
+    """
+    where, words = error.filename or folder, os.strerror(error.errno or 0)
+    if error.errno in FULL:
+        free_gib = shutil.disk_usage(folder).free / 2**30 if folder.exists() else 0.0
+        return (
+            f"{folder}: {words} ({free_gib:.2f} GiB free now); nothing was left half-written. Free some space, or "
+            "point RQWEN3_HOME at a larger file system, and run the same command again."
+        )
+    if error.errno in _NOT_ALLOWED:
+        return f"{where}: {words}. Make it writable for you, or name another run root: RQWEN3_HOME, or --home DIR."
+    return None
 
 
 def file_system_kind(path: Path) -> str:

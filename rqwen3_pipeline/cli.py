@@ -24,6 +24,14 @@ class _Group(click.Group):
         except RQwen3Error as error:
             click.echo(f"rqwen3: {error}", err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            from model.files import why_not_written
+
+            words = why_not_written(error, Path(error.filename or "."))
+            if words is None:
+                raise
+            click.echo(f"rqwen3: {words}", err=True)
+            ctx.exit(1)
         except ModuleNotFoundError as error:
             click.echo(f"rqwen3: the package {error.name} is not installed. Run: make install", err=True)
             ctx.exit(1)

@@ -51,18 +51,22 @@ def lock_sources(settings: Settings, update: bool) -> None:
 def _arriving(root: RunRoot, lock: Lock, items: Sequence[Item]) -> Generator[Callable[[Outcome], None], None, None]:
     """Progress by bytes, inside the files too: looks every second at what has arrived."""
     total_bytes = sum(lock.file(*item).size_bytes for item in items)
-    ended, guard = threading.Event(), threading.Lock()
-    with Progress("fetch", total_bytes // 2**20, "MiB") as progress:
+    ended, guard, left = threading.Event(), threading.Lock(), len(items)
+    with Progress("fetch", -(-total_bytes // 2**20), "MiB") as progress:
 
         def look(note: str) -> None:
             with guard:
-                progress.to(sum(arrived_bytes(root, lock, *item) for item in items) // 2**20, note or progress.note)
+                arrived_mib = -(-sum(arrived_bytes(root, lock, *item) for item in items) // 2**20)
+                most = progress.total if left == 0 else progress.total - 1  # all is there when all is verified
+                progress.to(max(0, min(arrived_mib, most)), note or progress.note)
 
         def watch() -> None:
             while not ended.wait(LOOK_EVERY_S):
                 look("")
 
         def done(outcome: Outcome) -> None:
+            nonlocal left
+            left -= 1
             state = "failed" if outcome.error else "current" if outcome.skipped else f"{outcome.seconds:.0f} s"
             look(f"{outcome.source}/{outcome.key} {state}")
 

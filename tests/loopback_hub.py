@@ -73,6 +73,8 @@ class LoopbackHub:
         self.repositories: dict[str, Repository] = defaultdict(Repository)
         """Data sets by `datasets/<owner>/<name>`, models by `<owner>/<name>`."""
         self.plans: dict[str, list[Step]] = {}
+        self.bytes_per_s = 0
+        """Of each body; 0 for as fast as it goes."""
         self.requests: list[tuple[float, str, str, str]] = []
         """Time, method, path, and the Range header."""
         self.lock = threading.Lock()
@@ -164,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         cut = self.step.cut
         try:
-            self.wfile.write(body if cut is None else body[:cut])
+            for part in self._parts(body if cut is None else body[:cut]):
+                self.wfile.write(part)
             self.wfile.flush()
         except OSError:
             return
@@ -176,6 +179,13 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(0.1)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
+
+    def _parts(self, body: bytes) -> Iterator[bytes]:
+        """A body in parts of a hundredth of a second."""
+        step = self.hub.bytes_per_s // 100 or max(len(body), 1)
+        for start in range(0, len(body), step):
+            yield body[start : start + step]
+            time.sleep(0.01 if self.hub.bytes_per_s else 0)
 
     def _json(self, value: Any, headers: dict[str, str] | None = None) -> None:
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})

@@ -94,7 +94,11 @@ def _value(key: str, value: Any) -> Any:
         return funnel_table(value)
     if key == "length_histogram" and isinstance(value, dict):
         return dg.MetadataValue.md(
-            histogram_markdown(value["edges"], value["counts"], "kept documents by length, in characters from … on")
+            histogram_markdown(
+                value["edges"],
+                value["counts"],
+                "kept documents by length in characters; each bar begins at the number to its left",
+            )
         )
     if isinstance(value, float) and not math.isfinite(value):
         return dg.MetadataValue.text(str(value))

@@ -11,6 +11,8 @@ from xml.sax.saxutils import escape
 
 WIDTH_PX, HEIGHT_PX = 640, 240
 _TOP, _BOTTOM, _SIDE = 24, 44, 10
+_LEAST = 2.0
+"""Height of the smallest bar, so that a few documents beside millions still show."""
 
 
 def short_number(value: int) -> str:
@@ -38,7 +40,7 @@ def histogram_svg(edges: Sequence[int], counts: Sequence[int], title: str) -> st
         f'fill="#808080"><title>{escape(title)}</title>'
     ]
     for i, (edge, count) in enumerate(zip(edges, counts, strict=True)):
-        left, height = _SIDE + i * pitch, room * count / most
+        left, height = _SIDE + i * pitch, max(room * count / most, _LEAST if count else 0.0)
         number = f"{count:,}" if count < 1_000_000 else short_number(count)
         middle, anchor = left + pitch / 2, ' text-anchor="start"' if i == 0 else ""
         parts.append(

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from model.files import atomic_path
-from rqwen3_pipeline.corpus.filters import require_share_kept
+from rqwen3_pipeline.corpus.funnel import require_source_kept
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import GROUPS, CorpusConfig
 from rqwen3_pipeline.corpus.stamps import (
@@ -174,7 +174,7 @@ def find_survivors(
     inputs = survivor_inputs(root, config, lock, group)
     path = survivors_stamp_path(root, group)
     for source in members:
-        _require_source_kept(root, config, lock, source)
+        require_source_kept(root, config, lock, source)
     stamp = current(root, path, settings, inputs, rebuild)
     if stamp is None:
         arrays = [root.survivors(source, file.key) for source in members for file in lock.files(source)]
@@ -182,17 +182,6 @@ def find_survivors(
         verify_inputs(root, inputs)
         stamp = _decide(root, lock, group, members, settings, inputs)
     return stamp.report
-
-
-def _require_source_kept(root: RunRoot, config: CorpusConfig, lock: Lock, source: str) -> None:
-    rows, funnel = 0, dict[str, int]()
-    for file in lock.files(source):
-        filtered = root.filtered(source, file.key)
-        report = required_stamp(stamp_path(filtered), str(filtered)).report
-        rows += report["rows"]
-        for reason, count in report["funnel"].items():
-            funnel[reason] = funnel.get(reason, 0) + count
-    require_share_kept(f"{source} (all its files)", rows, funnel.get("kept", 0), funnel, config.min_share_kept)
 
 
 def _decide(

@@ -117,6 +117,8 @@ def clean(raw: bytes | memoryview) -> tuple[bytes, int, bool]:
     Returns:
         The text as UTF-8, its code points, and whether a U+FFFD was put in.
     """
+    if len(raw) <= _PART_BYTES and (data := bytes(raw)).isascii():
+        return data, len(data), False
     made, chars, repaired, start = bytearray(), 0, False, 0
     while start < len(raw):
         end = len(raw)

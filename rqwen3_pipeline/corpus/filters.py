@@ -34,6 +34,7 @@ from rqwen3_pipeline.corpus.stamps import (
     current,
     input_of,
     matches,
+    read_stamp,
     required_stamp,
     stamp_path,
     verify_inputs,
@@ -181,6 +182,18 @@ def filter_inputs(root: RunRoot, lock: Lock, source: str, key: str) -> dict[str,
     if not matches(root, stamp, stamp.settings, raw_inputs(file)):
         raise CorpusError(f"{raw}: not the file that is locked now. Fetch it again: {FETCH}")
     return input_of(root, stamp, raw)
+
+
+def filtered_report(root: RunRoot, config: CorpusConfig, lock: Lock, source: str, key: str) -> dict[str, Any] | None:
+    """The report of a file that is filtered as this configuration would; None if it is not, or not yet."""
+    try:
+        stamp = read_stamp(stamp_path(root.filtered(source, key)))
+        inputs = filter_inputs(root, lock, source, key)
+    except CorpusError:
+        return None
+    if stamp is None or not matches(root, stamp, config.settings_for("filtered", source), inputs):
+        return None
+    return stamp.report
 
 
 def filter_file(

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rqwen3_pipeline.corpus.filters import LENGTH_EDGES, require_share_kept
+from rqwen3_pipeline.corpus.filters import LENGTH_EDGES, filtered_report, require_share_kept
 from rqwen3_pipeline.corpus.lock import Lock
-from rqwen3_pipeline.corpus.pieces import is_current
 from rqwen3_pipeline.corpus.sources import CorpusConfig
-from rqwen3_pipeline.corpus.stamps import required_stamp, stamp_path
 from rqwen3_pipeline.settings import RunRoot
 
 
@@ -47,11 +45,8 @@ class SourceFunnel:
 
 def source_funnel(root: RunRoot, config: CorpusConfig, lock: Lock, source: str) -> SourceFunnel:
     """Add up a source's files that are filtered."""
-    reports = [
-        required_stamp(stamp_path(root.filtered(source, file.key)), file.key).report
-        for file in lock.files(source)
-        if is_current("filtered", root, config, lock, (source, file.key))
-    ]
+    found = (filtered_report(root, config, lock, source, file.key) for file in lock.files(source))
+    reports = [report for report in found if report is not None]
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report["funnel"])

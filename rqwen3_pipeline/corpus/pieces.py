@@ -4,8 +4,6 @@ A piece is a file of a source, or a group of sources for `survivors`. Whether it
 decided by stamps alone; making one never raises: what goes wrong is part of its outcome.
 """
 
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CorpusError, RQwen3Error
-from model.files import FULL
+from model.files import why_not_written
 from rqwen3_pipeline.corpus.dedup import digest_file, find_survivors, survivor_inputs
 from rqwen3_pipeline.corpus.fetch import fetch_file, raw_inputs
 from rqwen3_pipeline.corpus.filters import filter_file, filter_inputs
@@ -104,14 +102,6 @@ def is_current(stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, item
     return stamp is not None and matches(root, stamp, settings, inputs)
 
 
-def _no_room(root: RunRoot, problem: OSError) -> str:
-    free_gib = shutil.disk_usage(root.path).free / 2**30
-    return (
-        f"{root.path}: {os.strerror(problem.errno or 0)} ({free_gib:.2f} GiB free now); nothing was left half-written. "
-        "Free some space, or point RQWEN3_HOME at a larger file system, and run the same command again."
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """What a worker needs to know once."""
@@ -142,7 +132,7 @@ def work(task: Task, item: Item) -> Outcome:
     except RQwen3Error as problem:
         error = str(problem)
     except OSError as problem:
-        error = _no_room(root, problem) if problem.errno in FULL else f"{type(problem).__name__}: {problem}"
+        error = why_not_written(problem, root.path) or f"{type(problem).__name__}: {problem}"
     except Exception as problem:  # one bad piece must not stop the others
         error = f"{type(problem).__name__}: {problem}"
     return Outcome(

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from model.errors import ConfigError, CorpusError
 from rqwen3_pipeline.corpus.documents import BUFFER_BYTES, Document, read_batches, read_documents
-from rqwen3_pipeline.corpus.filters import RULES
+from rqwen3_pipeline.corpus.filters import RULES, filtered_report
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.pieces import is_current
 from rqwen3_pipeline.corpus.sources import CorpusConfig
-from rqwen3_pipeline.corpus.stamps import FETCH, required_stamp, stamp_path
+from rqwen3_pipeline.corpus.stamps import FETCH
 from rqwen3_pipeline.settings import RunRoot
 
 SHOWN_CHARS = 1500
@@ -78,9 +78,10 @@ def documents_dropped(
 
 def _funnels(root: RunRoot, config: CorpusConfig, lock: Lock, source: str) -> dict[str, dict[str, int]]:
     """The funnel of each file that has one, by key."""
-    done = [f.key for f in lock.files(source) if is_current("filtered", root, config, lock, (source, f.key))]
+    found = {f.key: filtered_report(root, config, lock, source, f.key) for f in lock.files(source)}
+    done = {key: report["funnel"] for key, report in found.items() if report is not None}
     if done:
-        return {key: required_stamp(stamp_path(root.filtered(source, key)), key).report["funnel"] for key in done}
+        return done
     for file in lock.files(source):
         if is_current("raw", root, config, lock, (source, file.key)):
             counts: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 from dataclasses import dataclass
@@ -187,6 +188,16 @@ def test_filter_that_finds_no_room_leaves_nothing_and_goes_on_later(site):
     assert not [path for path in site.home.rglob(".*") if path.is_file()]
     assert rqwen3(site, "corpus", "filter", "--source", SOURCE).returncode == 0
     assert len(made(site)) == FILES
+
+
+def test_run_root_that_can_not_be_written_is_named_with_the_way_out(site):
+    fetch(site)
+    command = [*site.command("sources", "lock")]
+    command[command.index("--home") + 1] = "/sys/rqwen3"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"rqwen3: /sys/rqwen3.*: (Operation not permitted|Permission|Read-only).* --home DIR", done.stderr)
+    assert "Traceback" not in done.stderr
 
 
 def test_funnel_as_text_and_as_json_agree(filtered):

@@ -38,6 +38,13 @@ def test_histogram_draws_each_class_in_proportion_and_within_the_frame():
     assert {"10", "40", "0", "100", "5k", "a < b & c"} <= words
 
 
+def test_histogram_shows_one_document_beside_a_million_and_nothing_where_there_is_none():
+    root = ElementTree.fromstring(histogram_svg([0, 1, 2], [1_000_000, 1, 0], "t"))
+    heights = [float(bar.get("height")) for bar in root.iter(f"{SVG}rect")]
+    assert heights[1] >= 2
+    assert heights[2] == 0
+
+
 def test_histogram_of_nothing_is_drawn_too():
     assert "<rect" in histogram_svg([0, 1], [0, 0], "none")
 
