@@ -12,11 +12,12 @@ from pathlib import Path
 from model import checkpoint, metrics
 from model.bits_per_byte import heldout_scores, heldout_streams
 from model.config import load_run_config
+from model.console import say
 from model.files import write_json
 from model.generate import load_tokenizer
 from model.session import TrainSession, set_threads
 from model.shard_format import read_manifest
-from model.trainer import EXIT_FINISHED, Submission, say
+from model.trainer import EXIT_FINISHED, Submission
 from model.windows import TokenWindows
 
 STEPS = 3

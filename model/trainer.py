@@ -14,10 +14,12 @@ from model import checkpoint, lock, metrics
 from model.bits_per_byte import heldout_scores, heldout_streams
 from model.checkpoint import SavedCheckpoint
 from model.config import RunConfig, load_run_config
+from model.console import Pace, clock, introduce, say
 from model.errors import CheckpointError, LockHeldError, RQwen3Error, TrainingError
 from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
-from model.memory import checkpoint_bytes, plan_memory
+from model.ledger import killed_record
+from model.memory import checkpoint_bytes
 from model.metrics import Attempt, RunLog
 from model.preemption import StopWatch
 from model.run_config_guard import keep_config
@@ -48,11 +50,6 @@ class Submission:
     """Answers whether the job of a lock's holder lives."""
     verify_data: bool = False
     """Hash every shard before the first step, however large the corpus."""
-
-
-def say(line: str) -> None:
-    """One plain line on the console, at once."""
-    print(line, flush=True)
 
 
 def run_submission(submission: Submission, stop: StopWatch) -> int:
@@ -131,7 +128,7 @@ class _Trainer:
         self.provenance = metrics.provenance(session.device)
         self._resume(session)
         require_free_bytes(self.folder, 2 * checkpoint_bytes(self.run_config.model), "two checkpoints")
-        _introduce(self.run_config, session, windows, threads)
+        introduce(self.run_config, session, threads)
         return session
 
     def _resume(self, session: TrainSession) -> None:
@@ -309,77 +306,3 @@ class _Trainer:
             f"submission {holder.get('submission')} (process {holder.get('pid')} on {holder.get('host')}) was killed; "
             f"{record['lost_steps']} steps after step {record['saved_step']} are lost and made again."
         )
-
-
-class Pace:
-    """Speed over the current log interval, and over the whole submission."""
-
-    def __init__(self) -> None:
-        self.steps, self.seconds = 0, 0.0
-        self.begin_interval()
-
-    def begin_interval(self) -> None:
-        """Forget the interval's figures."""
-        self.interval_tokens, self.interval_s, self.data_wait_s = 0, 0.0, 0.0
-
-    def add(self, tokens: int, result: StepResult) -> None:
-        """Count one step."""
-        self.steps, self.seconds = self.steps + 1, self.seconds + result.seconds
-        self.interval_tokens += tokens
-        self.interval_s += result.seconds
-        self.data_wait_s += result.data_wait_s
-
-    def tokens_per_s(self) -> float:
-        """Target tokens per second of the interval."""
-        return self.interval_tokens / max(self.interval_s, 1e-9)
-
-    def mean_step_s(self) -> float:
-        """Mean seconds of a step in this submission."""
-        return self.seconds / max(self.steps, 1)
-
-
-def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -> dict[str, Any]:
-    """The ledger record of a holder that vanished without writing one, from lock and metrics."""
-    submission, attempt = int(holder.get("submission") or 0), int(holder.get("attempt") or 0)
-    from_step = int(holder.get("from_step") or 0)
-    to_step = metrics.last_train_step(run_dir, submission, attempt) or from_step
-    saved = checkpoint.newest_good(run_dir / "checkpoints", lambda message: None)
-    saved_step = saved.step if saved else 0
-    to_step = max(to_step, saved_step)
-    return {
-        **metrics.bare_provenance(),
-        "submission": submission,
-        "attempt": attempt,
-        "from_step": from_step,
-        "to_step": to_step,
-        "saved_step": saved_step,
-        "stop_reason": "killed",
-        "exit_code": None,
-        "tokens": (to_step - from_step) * tokens_per_step,
-        "seconds": None,
-        "lost_steps": to_step - saved_step,
-        "job_id": holder.get("job_id"),
-        "host": holder.get("host"),
-        "pid": holder.get("pid"),
-        "started": holder.get("started"),
-        "ended": None,
-        "checkpoint": saved.summary() if saved else None,
-        "error": "the process vanished without a record: SIGKILL, out of memory, or a lost node",
-    }
-
-
-def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _introduce(run: RunConfig, session: TrainSession, windows: TokenWindows, threads: int) -> None:
-    config, total = run.training, len(windows)
-    epochs = config.max_steps * config.sequences_per_step / total
-    plan = plan_memory(run.model, config, cuda=session.device.type == "cuda")
-    say(
-        f"{run.name}: {run.model.parameters():,} parameters; {config.max_steps:,} steps of {config.tokens_per_step:,} "
-        f"tokens; {total:,} windows, read {epochs:.2f} times; {session.device.type}, {threads} threads; "
-        f"estimated peak {plan.peak_gib:.2f} GiB, checkpoint {plan.checkpoint_bytes / 2**20:,.1f} MiB"
-    )

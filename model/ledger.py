@@ -1,0 +1,40 @@
+"""Records of ended submissions: one line of `ledger.jsonl` each, a killed one's written by its successor.
+
+The record of a submission that could say goodbye comes from itself; that of a killed one is made from
+what it left behind: the lock, its metrics, and the newest checkpoint that is whole (read once to verify it).
+"""
+
+from pathlib import Path
+from typing import Any
+
+from model import checkpoint, metrics
+
+
+def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -> dict[str, Any]:
+    """The ledger record of a holder that vanished without writing one, from lock and metrics."""
+    submission, attempt = int(holder.get("submission") or 0), int(holder.get("attempt") or 0)
+    from_step = int(holder.get("from_step") or 0)
+    to_step = metrics.last_train_step(run_dir, submission, attempt) or from_step
+    saved = checkpoint.newest_good(run_dir / "checkpoints", lambda message: None)
+    saved_step = saved.step if saved else 0
+    to_step = max(to_step, saved_step)
+    return {
+        **metrics.bare_provenance(),
+        "submission": submission,
+        "attempt": attempt,
+        "from_step": from_step,
+        "to_step": to_step,
+        "saved_step": saved_step,
+        "stop_reason": "killed",
+        "exit_code": None,
+        "tokens": (to_step - from_step) * tokens_per_step,
+        "seconds": None,
+        "lost_steps": to_step - saved_step,
+        "job_id": holder.get("job_id"),
+        "host": holder.get("host"),
+        "pid": holder.get("pid"),
+        "started": holder.get("started"),
+        "ended": None,
+        "checkpoint": saved.summary() if saved else None,
+        "error": "the process vanished without a record: SIGKILL, out of memory, or a lost node",
+    }
