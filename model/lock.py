@@ -1,12 +1,14 @@
 """One trainer per run folder: the file LOCK names the holder, and a second trainer leaves at once.
 
 The lock is a hard link to a complete file, which either succeeds or finds another there, on network
-file systems too. It is taken over only from a holder that is known to be gone: one of this host and
-process namespace whose process has ended (start times guard against a reused number), or one of
-whose job a command says so. Costs two small writes per submission.
+file systems too (without hard links, a file that is created only where none is). It is taken over only
+from a holder that is known to be gone: one of this very kernel and process namespace whose process has
+ended (start times guard against a reused number), one of this host before it was started anew, or one
+of whose job a command says so. Costs two small writes per submission.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -23,6 +25,8 @@ from model.files import fsync_folder, read_json, temporary_path, write_json
 
 ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
 COMMAND_TIMEOUT_S = 60
+NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
+"""What a file system without hard links answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,13 @@ class RunLock:
         return _read(self.path) == self.record
 
     def update(self, **values: Any) -> None:
-        """Say more about this submission in the file."""
+        """Say more about this submission in the file.
+
+        Raises:
+            LockHeldError: it is no longer ours.
+        """
+        if not self.still_held():
+            raise LockHeldError(_held_message(self.path, _read(self.path), "it was removed or taken over meanwhile"))
         self.record.update(values)
         write_json(self.path, self.record)
 
@@ -94,17 +104,24 @@ def holder_state(holder: dict[str, Any] | None, job_alive_command: str | None) -
     if holder is None:
         return UNKNOWN, "the lock can't be read"
     mine = identity()
-    if holder.get("host") == mine["host"]:
-        if holder.get("pid_namespace") == mine["pid_namespace"]:
-            started = process_start(int(holder.get("pid", 0)))
-            if started is None or started != holder.get("pid_start"):
-                return GONE, "its process has ended"
-            return ALIVE, "its process runs on this host"
-        if holder.get("boot_id") != mine["boot_id"]:
-            return GONE, "the host was started anew since"
-    if job_alive_command is None or not holder.get("job_id"):
-        return UNKNOWN, "it is on another host, and there is no job id with a --job-alive-command to ask"
-    return _ask(job_alive_command, str(holder["job_id"]))
+    if _same(holder, mine, "boot_id") and _same(holder, mine, "pid_namespace"):
+        pid, pid_start = holder.get("pid"), holder.get("pid_start")
+        if not isinstance(pid, int) or not isinstance(pid_start, int):
+            return UNKNOWN, "the lock names no process"
+        if process_start(pid) != pid_start:
+            return GONE, "its process has ended"
+        return ALIVE, "its process runs on this host"
+    if job_alive_command is not None and holder.get("job_id"):
+        return _ask(job_alive_command, str(holder["job_id"]))
+    if _same(holder, mine, "host") and holder.get("boot_id") and not _same(holder, mine, "boot_id"):
+        if str(mine["host"]).startswith("localhost"):
+            return UNKNOWN, "it is on a host of this name, which is the name of many"
+        return GONE, "the host was started anew since"
+    return UNKNOWN, "it is on another host or in another container, and no --job-alive-command and job id tell of it"
+
+
+def _same(holder: dict[str, Any], mine: dict[str, Any], key: str) -> bool:
+    return mine[key] is not None and holder.get(key) == mine[key]
 
 
 def process_start(pid: int) -> int | None:
@@ -145,10 +162,28 @@ def _create(path: Path, record: dict[str, Any]) -> bool:
     try:
         path.hardlink_to(draft)
     except FileExistsError:
-        return False
+        if _read(path) != record:  # a network file system may answer a repeated request with "exists"
+            return False
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        if not _create_exclusively(path, draft.read_bytes()):
+            return False
     finally:
         draft.unlink(missing_ok=True)
     fsync_folder(path.parent)
+    return True
+
+
+def _create_exclusively(path: Path, data: bytes) -> bool:
+    """Create the lock where there are no hard links; until it is written, others find it unreadable and leave."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
     return True
 
 
@@ -162,8 +197,13 @@ def _remove_stale(path: Path, holder: dict[str, Any] | None) -> bool:
     if _read(aside) == holder:
         aside.unlink()
         return True
-    with contextlib.suppress(FileExistsError):
+    try:
         path.hardlink_to(aside)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links here
+        aside.replace(path)
+        return False
     aside.unlink()
     return False
 

@@ -1,18 +1,36 @@
 import contextlib
+import errno
 import json
 import os
 import shlex
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from model import lock
 from model.errors import LockHeldError
+from tests.model.conftest import REPOSITORY
 
 RECORD = {"submission": 1, "attempt": 1, "started": "then"}
+ELSEWHERE = {"host": "elsewhere", "boot_id": "of another kernel"}
+TAKE = """
+import json, sys, time
+from pathlib import Path
+from model import lock
+while time.time() < float(sys.argv[2]): pass
+try:
+    held = lock.acquire(Path(sys.argv[1]), {"submission": 1, "attempt": 1, "started": "now"}, "sh -c 'exit 1'")
+except lock.LockHeldError:
+    print("refused", flush=True)
+else:
+    print("held" if held.still_held() else "lost", flush=True)
+    sys.stdin.read()
+"""
+"""A process that tries to take a lock at a given second, and then keeps it until its input ends."""
 
 
 def write_holder(path: Path, **changes: object) -> dict[str, object]:
@@ -74,7 +92,7 @@ def test_acquire_where_the_number_was_reused_takes_over(tmp_path: Path) -> None:
 def test_holder_on_another_host_is_judged_by_the_command_alone(
     tmp_path: Path, changes: dict[str, object], command: str | None, taken: bool
 ) -> None:
-    write_holder(tmp_path / "LOCK", **{"host": "elsewhere", "job_id": "12", "pid": dead_pid(), **changes})
+    write_holder(tmp_path / "LOCK", **{**ELSEWHERE, "job_id": "12", "pid": dead_pid(), **changes})
     if taken:
         assert lock.acquire(tmp_path / "LOCK", RECORD, command).predecessor is not None
     else:
@@ -83,7 +101,7 @@ def test_holder_on_another_host_is_judged_by_the_command_alone(
 
 
 def test_job_alive_command_is_given_the_job_id_last(tmp_path: Path) -> None:
-    write_holder(tmp_path / "LOCK", host="elsewhere", job_id="12")
+    write_holder(tmp_path / "LOCK", **ELSEWHERE, job_id="12")
     seen = tmp_path / "seen"
     code = f"import sys; open({str(seen)!r}, 'w').write(sys.argv[-1]); sys.exit(1)"
     command = shlex.join([sys.executable, "-c", code])
@@ -91,10 +109,98 @@ def test_job_alive_command_is_given_the_job_id_last(tmp_path: Path) -> None:
     assert seen.read_text() == "12"
 
 
-def test_unreadable_lock_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "LOCK").write_text("")
-    with pytest.raises(LockHeldError, match="can't be read"):
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", '{"host": "a", "pi', "null", "[]", "{}", '{"pid": null}', '{"pid": "x", "pid_start": "y"}', "\x00" * 300],
+)
+def test_torn_or_empty_lock_is_refused_and_left(tmp_path: Path, content: str) -> None:
+    torn = content.replace("{", json.dumps(lock.identity())[:-1] + ", ", 1) if content.startswith('{"pid') else content
+    (tmp_path / "LOCK").write_text(torn)
+    with pytest.raises(LockHeldError, match="rm "):
+        lock.acquire(tmp_path / "LOCK", RECORD, "false")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("LOCK", torn)]
+
+
+def test_lock_of_this_host_before_it_was_started_anew_is_taken_over(tmp_path: Path) -> None:
+    write_holder(tmp_path / "LOCK", boot_id="before")
+    assert lock.acquire(tmp_path / "LOCK", RECORD).predecessor is not None
+
+
+def test_lock_of_this_host_before_it_was_started_anew_is_the_jobs_if_that_lives(tmp_path: Path) -> None:
+    write_holder(tmp_path / "LOCK", boot_id="before", job_id="12")  # or another host of the same name
+    with pytest.raises(LockHeldError, match="answered 0 for job 12"):
+        lock.acquire(tmp_path / "LOCK", RECORD, "true")
+
+
+def test_lock_from_a_host_called_localhost_is_not_taken_for_one_of_this(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock.socket, "gethostname", lambda: "localhost.localdomain")
+    write_holder(tmp_path / "LOCK", boot_id="before")
+    with pytest.raises(LockHeldError, match="the name of many"):
         lock.acquire(tmp_path / "LOCK", RECORD)
+
+
+def test_lock_from_another_container_of_this_host_is_not_judged_by_process_numbers(tmp_path: Path) -> None:
+    write_holder(tmp_path / "LOCK", pid=dead_pid(), pid_namespace="pid:[1]")
+    with pytest.raises(LockHeldError, match="in another container"):
+        lock.acquire(tmp_path / "LOCK", RECORD)
+
+
+def test_job_alive_command_that_hangs_leaves_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "COMMAND_TIMEOUT_S", 0.2)
+    write_holder(tmp_path / "LOCK", **ELSEWHERE, job_id="12")
+    with pytest.raises(LockHeldError, match="asking for job 12 failed"):
+        lock.acquire(tmp_path / "LOCK", RECORD, "sh -c 'sleep 60'")
+
+
+def test_link_that_was_made_though_the_server_said_exists_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.hardlink_to
+
+    def repeated(self: Path, target: Path) -> None:  # NFS: the answer is lost, and the request sent again
+        original(self, target)
+        original(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", repeated)
+    assert lock.acquire(tmp_path / "LOCK", RECORD).still_held()
+
+
+def test_lock_without_hard_links_still_has_one_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    held = lock.acquire(tmp_path / "LOCK", RECORD)
+    with pytest.raises(LockHeldError, match=f"process {os.getpid()}"):
+        lock.acquire(tmp_path / "LOCK", RECORD)
+    assert held.still_held()
+    write_holder(tmp_path / "LOCK", pid=dead_pid())
+    assert lock.acquire(tmp_path / "LOCK", RECORD).still_held()
+    assert [path.name for path in tmp_path.iterdir()] == ["LOCK"]
+
+
+def test_update_of_a_lock_that_was_taken_over_is_refused(tmp_path: Path) -> None:
+    held = lock.acquire(tmp_path / "LOCK", RECORD)
+    other = write_holder(tmp_path / "LOCK", job_id="8")
+    with pytest.raises(LockHeldError, match="held by job 8"):
+        held.update(from_step=3)
+    assert json.loads((tmp_path / "LOCK").read_text()) == other
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_processes_that_take_one_lock_at_the_same_moment_leave_one_holder(tmp_path: Path, stale: bool) -> None:
+    if stale:
+        write_holder(tmp_path / "LOCK", **ELSEWHERE, job_id="12")
+    arguments = [sys.executable, "-c", TAKE, str(tmp_path / "LOCK"), str(time.time() + 2.0)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    takers = [subprocess.Popen(arguments, **pipes, cwd=REPOSITORY) for _ in range(4)]
+    answers = [taker.stdout.readline().strip() for taker in takers]
+    for taker in takers:
+        taker.communicate(timeout=60)
+    assert sorted(answers) == ["held", *["refused"] * 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["LOCK"]
 
 
 def test_still_held_after_a_takeover_is_false_and_release_spares_it(tmp_path: Path) -> None:
