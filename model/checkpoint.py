@@ -3,8 +3,8 @@
 `step_N.pt` is a `torch.save` of exactly `KEYS`, readable with `weights_only=True`; `step_N.json`, its
 sidecar, is written last and holds size and SHA-256, config, data fingerprint, random state and
 provenance. A checkpoint counts only when both are there and agree. The hash is taken of what was to
-be written and compared with what the disk gives back. A save writes 3 · 4 bytes a parameter once and
-reads them once; old ones are removed only after that.
+be written and compared with what the disk gives back before the file has its name. A save writes 3 · 4
+bytes a parameter once and reads them once; old ones are removed only after that.
 """
 
 import hashlib
@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
+from model import phases
 from model.config import CoreConfig, TrainConfig
 from model.errors import CheckpointError
 from model.files import atomic_path, require_free_bytes, sha256_file, temporary_path, write_json
 from model.rqwen3 import RQwen3
+from model.snapshot import tensor_bytes
 
 KEYS = (
     "step",
@@ -68,11 +70,16 @@ class _HashingWriter:
         self._file = file
         self.digest = hashlib.sha256()
         self.size_bytes = 0
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
         self.size_bytes += len(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:  # torch.save would only say that its position is unexpected
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -103,26 +110,44 @@ def save(path: Path, state: dict[str, Any], sidecar: dict[str, Any]) -> SavedChe
     if set(state) != set(KEYS):
         raise CheckpointError(f"{path}: a checkpoint holds {', '.join(KEYS)}, not {', '.join(sorted(state))}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    require_free_bytes(path.parent, int(1.05 * _tensor_bytes(state)) + 2**20, f"checkpoint {path.name}")
-    sidecar_path(path).unlink(missing_ok=True)
+    require_free_bytes(path.parent, int(1.05 * tensor_bytes(state)) + 2**20, f"checkpoint {path.name}")
     try:
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
-            writer = _HashingWriter(file)
-            torch.save(state, writer)  # pyright: ignore[reportArgumentType] write and flush suffice
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: could not be written ({error}). Older checkpoints are untouched.") from error
-    digest = writer.digest.hexdigest()
-    full = {
-        **sidecar,
-        "format_version": FORMAT_VERSION,
-        "step": state["step"],
-        "bytes": writer.size_bytes,
-        "sha256": digest,
-    }
-    if path.stat().st_size != writer.size_bytes or sha256_file(path) != digest:
-        raise CheckpointError(f"{path}: the disk gives back other bytes than were written. Older ones are untouched.")
-    write_json(sidecar_path(path), full)
+        with atomic_path(path) as temporary:
+            writer = _write(temporary, state)
+            phases.enter("hashing", state["step"])
+            if temporary.stat().st_size != writer.size_bytes or sha256_file(temporary) != writer.digest.hexdigest():
+                raise CheckpointError(
+                    f"{path}: the disk gives back other bytes than were written. Older checkpoints are untouched; "
+                    "move the run to another file system."
+                )
+            phases.enter("rename", state["step"])
+            sidecar_path(path).unlink(missing_ok=True)
+        phases.enter("sidecar", state["step"])
+        full = {
+            **sidecar,
+            "format_version": FORMAT_VERSION,
+            "step": state["step"],
+            "bytes": writer.size_bytes,
+            "sha256": writer.digest.hexdigest(),
+        }
+        write_json(sidecar_path(path), full)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: could not be written ({error}). Older checkpoints are untouched. "
+            "Make room, or make the folder writable, and start the trainer again."
+        ) from error
     return SavedCheckpoint(path=path, sidecar=full)
+
+
+def _write(temporary: Path, state: dict[str, Any]) -> _HashingWriter:
+    phases.enter("writing", state["step"])
+    with temporary.open("wb") as file:
+        writer = _HashingWriter(file)
+        try:
+            torch.save(state, writer)  # pyright: ignore[reportArgumentType] write and flush suffice
+        except RuntimeError as error:
+            raise writer.error or error from error
+    return writer
 
 
 def save_final(saved: SavedCheckpoint) -> SavedCheckpoint:
@@ -266,11 +291,15 @@ def to_delete(steps: Iterable[int], config: TrainConfig) -> list[int]:
 def prune(folder: Path, config: TrainConfig, newest: SavedCheckpoint) -> list[int]:
     """Remove what retention lets go, up to the step just verified; returns the removed steps.
 
-    A file without a sidecar of its size is damaged: it fills none of the last `keep_last` places,
-    and it is left for the user to look at.
+    A file without a sidecar was never committed (its trainer was killed before), and goes too. One
+    whose sidecar gives another size is damaged: it fills none of the last `keep_last` places, and it
+    is left for the user to look at.
     """
-    good = [step for step in steps_in(folder) if step <= newest.step and _size_agrees(step_path(folder, step))]
-    removed = to_delete(good, config)
+    phases.enter("prune", newest.step)
+    steps = [step for step in steps_in(folder) if step <= newest.step]
+    good = [step for step in steps if _size_agrees(step_path(folder, step))]
+    uncommitted = [step for step in steps if not sidecar_path(step_path(folder, step)).exists()]
+    removed = sorted({*to_delete(good, config), *uncommitted})
     for step in removed:
         sidecar_path(step_path(folder, step)).unlink(missing_ok=True)
         step_path(folder, step).unlink(missing_ok=True)
@@ -282,13 +311,3 @@ def _size_agrees(path: Path) -> bool:
         return json.loads(sidecar_path(path).read_text(encoding="utf-8"))["bytes"] == path.stat().st_size
     except (OSError, ValueError, TypeError, KeyError):
         return False
-
-
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(_tensor_bytes(entry) for entry in value.values())
-    if isinstance(value, list | tuple):
-        return sum(_tensor_bytes(entry) for entry in value)
-    return 0

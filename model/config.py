@@ -196,12 +196,18 @@ class TrainConfig:
     """The prompt of the samples."""
     sample_new_tokens: int = 60
     """Greedy tokens per sample."""
+    background_save: bool = True
+    """Go on training while a checkpoint is written, from a copy of the state in main memory, where that has room."""
+    dry_step: bool = True
+    """Begin on hardware that this run has not seen with a step, an evaluation and a save at full shape, thrown away."""
     lead_s: float = 300.0
     """Seconds before the deadline at which the trainer begins to save, at most a third of the limit."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     compile: bool = True
     """Compile each block; on CUDA only."""
+    compile_on_cpu: bool = False
+    """Compile on a CPU too, which needs a C++ compiler; the bits differ from those of a run without."""
     deterministic: bool = False
     """Ask CUDA for the same bits in every run, at some cost in speed."""
     recompute: bool = False

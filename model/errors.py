@@ -33,6 +33,10 @@ class TrainingError(RQwen3Error):
     """The training itself went wrong: its numbers are no longer finite."""
 
 
+class OutOfMemory(RQwen3Error):
+    """The device, or the machine, has less memory than the training takes."""
+
+
 class DiskSpaceError(RQwen3Error):
     """A file system has less free space than the next step will write."""
 

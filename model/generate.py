@@ -10,6 +10,7 @@ prompt, then one per token, and 2 · n_layer · K · H · 4 bytes of cache a tok
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 @torch.no_grad()
 def generate(
-    model: RQwen3, prompt: list[int], vocab_size: int, eos_id: int | frozenset[int], sampling: Sampling
+    model: RQwen3,
+    prompt: list[int],
+    vocab_size: int,
+    eos_id: int | frozenset[int],
+    sampling: Sampling,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """Continue a prompt.
 
@@ -74,9 +80,10 @@ def generate(
         vocab_size: ids of the tokenizer; none at or above is chosen.
         eos_id: ends the text, or any of these do; it is not returned.
         sampling: how to choose; it has its own random generator, so no other is moved.
+        should_stop: asked before each id.
 
     Returns:
-        The new ids; fewer than asked for at the end of text or of the model's context.
+        The new ids; fewer than asked for at the end of text or of the model's context, or when told to stop.
 
     Raises:
         ConfigError: there is neither a prompt nor an id to begin with.
@@ -94,6 +101,8 @@ def generate(
     try:
         ids_BT = torch.tensor([prompt], device=device)
         while len(new_ids) < sampling.new_tokens and caches[0].length + ids_BT.shape[1] <= limit:
+            if should_stop():
+                break
             hidden_BTD = model.model(ids_BT, caches)
             logits_V = model.lm_head(hidden_BTD[0, -1]).float()[:vocab_size]
             chosen = choose(logits_V, sampling, generator)
@@ -116,8 +125,14 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     return int(order_V[torch.multinomial(probabilities_V, 1, generator=generator)])
 
 
-def continue_text(model: RQwen3, tokenizer: Tokenizer, prompt: str, sampling: Sampling) -> str:
-    """The model's continuation of a text, without the prompt.
+def continue_text(
+    model: RQwen3,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """The model's continuation of a text, without the prompt; cut short when told to stop.
 
     Raises:
         CorpusError: the tokenizer has no end-of-text token.
@@ -126,7 +141,7 @@ def continue_text(model: RQwen3, tokenizer: Tokenizer, prompt: str, sampling: Sa
     if eos_id is None:
         raise CorpusError(f"the tokenizer has no token {EOS_TOKEN}. Use the tokenizer.json of the run root.")
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    new_ids = generate(model, ids, tokenizer.get_vocab_size(with_added_tokens=True), eos_id, sampling)
+    new_ids = generate(model, ids, tokenizer.get_vocab_size(with_added_tokens=True), eos_id, sampling, should_stop)
     return tokenizer.decode(new_ids)
 
 

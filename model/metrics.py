@@ -51,6 +51,10 @@ class RunLog:
         """One training line."""
         self._append("metrics.jsonl", {"kind": "train", **record})
 
+    def save(self, record: dict[str, Any]) -> None:
+        """One line for a checkpoint: its bytes, and how long it took and held up the training."""
+        self._append("metrics.jsonl", {"kind": "save", **record})
+
     def heldout(self, step: int, scores: dict[str, dict[str, Any]]) -> None:
         """One held-out line a source, and one for all."""
         for source, score in scores.items():

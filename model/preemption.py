@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from model import phases
+
 POLL_S = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-SAVE_MARGIN = 1.5
-"""The lead is at least this many times the longest save seen."""
+MARGIN = 1.5
+"""The lead is at least this many times the longest save seen; other work is begun if this many times its
+longest duration is left before it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,7 +50,13 @@ class StopWatch:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
+    def ignore(self) -> None:
+        """Let no signal disturb the exit any more, whose code is settled."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        phases.enter(f"signal {signal.Signals(number).name}")
         self.stop(signal.Signals(number).name)
 
     def stop(self, reason: str) -> None:
@@ -58,13 +67,17 @@ class StopWatch:
     def lead(self) -> float:
         """Seconds before the end of the job at which the save begins."""
         limit_s = float("inf") if self.time_limit_s is None else self.time_limit_s
-        return max(min(self.lead_s, limit_s / 3), SAVE_MARGIN * self.save_s)
+        return max(min(self.lead_s, limit_s / 3), MARGIN * self.save_s)
 
     def seconds_left(self) -> float:
         """Seconds until the save must begin; infinite without a limit."""
         if self.time_limit_s is None:
             return float("inf")
         return self.started + self.time_limit_s - self.lead() - self.clock()
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether work that took so long before can end before the save must begin."""
+        return self.seconds_left() > MARGIN * seconds
 
     def should_stop(self) -> bool:
         """Whether there is a reason to stop, looked for anew."""

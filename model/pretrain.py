@@ -7,14 +7,18 @@ handlers of signals are in place before torch is imported, which takes seconds.
 """
 
 import argparse
+import errno
 import os
 import sys
 from pathlib import Path
 
+from model import phases
 from model.errors import RQwen3Error
 from model.preemption import StopWatch
 
 PARENT = os.getppid()
+NO_WRITING = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM))
+"""What a full or read-only disk, a used-up quota, or somebody else's folder answers."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -31,6 +35,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--job-alive-command", help="called with a job id: exit code 0 alive, 1 gone, else unknown")
     parser.add_argument("--until-step", type=int, help="save and stop after this step")
     parser.add_argument("--verify-data", action="store_true", help="hash every shard before the first step")
+    parser.add_argument(
+        "--phases", type=Path, metavar="FILE", help="append a line for each phase entered: where it hangs"
+    )
     parser.add_argument("--dry-run", type=Path, metavar="OUT.json", help="measure a few full steps instead of training")
     return parser.parse_args(arguments)
 
@@ -45,10 +52,25 @@ def main(arguments: list[str] | None = None) -> int:
     )
     stop.install()
     try:
+        phases.announce_to(options.phases)
+        phases.enter("start_up")
         return _train(options, stop)
     except RQwen3Error as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in NO_WRITING:
+            raise
+        where = error.filename or options.run_dir
+        print(
+            f"error: {where}: {error.strerror}. What was saved before is whole. "
+            "Make room, or make the folder writable, and start the trainer again.",
+            file=sys.stderr,
+            flush=True,
+        )
+        return RQwen3Error.exit_code
+    finally:
+        stop.ignore()
 
 
 def _train(options: argparse.Namespace, stop: StopWatch) -> int:
@@ -68,7 +90,7 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
         verify_data=options.verify_data,
     )
     if options.dry_run is not None:
-        return dry_run(submission, options.dry_run)
+        return dry_run(submission, options.dry_run, stop)
     return run_submission(submission, stop)
 
 

@@ -25,9 +25,12 @@ FREE_KEYS = frozenset(
         "sample_every_steps",
         "sample_prompt",
         "sample_new_tokens",
+        "background_save",
+        "dry_step",
         "lead_s",
         "device",
         "compile",
+        "compile_on_cpu",
         "deterministic",
         "recompute",
     }

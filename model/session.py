@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from model import phases
 from model.checkpoint import SavedCheckpoint, load, load_weights, warn
 from model.config import RunConfig
 from model.errors import CheckpointError, ConfigError
@@ -73,7 +74,9 @@ class TrainSession:
         self.model.initialise(run.training.seed)
         self.model.to(self.device).train()
         self.model.model.recompute = run.training.recompute
-        self.compiled = self.device.type == "cuda" and run.training.compile and compile_blocks(self.model)
+        wanted = run.training.compile if self.device.type == "cuda" else run.training.compile_on_cpu
+        self.compiled = wanted and compile_blocks(self.model)
+        self._proven = not self.compiled
         self.optimizer = make_optimizer(self.model, run.training)
         self.step = 0
         self.loss_history: list[float] = []
@@ -106,7 +109,11 @@ class TrainSession:
                 self.optimizer.zero_grad(set_to_none=True)
                 self._partial = [tokens_SL]
                 return None
+            phases.enter_micro_batch(
+                "micro_batch" if self._proven else "compile", self.step + 1, tokens_SL[first : first + size]
+            )
             total += self._micro_batch(tokens_SL[first : first + size])
+        phases.enter("optimizer_step", self.step + 1)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -118,6 +125,7 @@ class TrainSession:
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         self.step += 1
         self.loss_history.append(loss)
+        phases.enter("step_done", self.step)
         return StepResult(
             step=self.step,
             loss=loss,
@@ -132,10 +140,36 @@ class TrainSession:
         tokens_BL_ = torch.from_numpy(tokens_BL)
         if self.device.type == "cuda":  # only pinned memory is copied without waiting for the device
             tokens_BL_ = tokens_BL_.pin_memory().to(self.device, non_blocking=True)
+        if not self._proven:
+            self._prove_compiler(tokens_BL_)
+        return self._add_gradient(tokens_BL_)
+
+    def _add_gradient(self, tokens_BL: torch.Tensor) -> torch.Tensor:
         with self.autocast():
-            loss = self.model.loss(tokens_BL_[:, :-1], tokens_BL_[:, 1:], self.config.tokens_per_step)
+            loss = self.model.loss(tokens_BL[:, :-1], tokens_BL[:, 1:], self.config.tokens_per_step)
         loss.backward()
         return loss.detach()
+
+    def _prove_compiler(self, tokens_BL: torch.Tensor) -> None:
+        """Compile by a first pass, thrown away; without a compiler that works, go on without one, aloud."""
+        dynamo = torch._dynamo.config  # pyright: ignore[reportPrivateImportUsage]
+        dynamo.suppress_errors, before = False, dynamo.suppress_errors
+        random_state = self.random_state()
+        try:
+            self._add_gradient(tokens_BL)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            for block in self.model.model.layers:
+                block._compiled_call_impl = None
+            self.compiled = False
+            seen = str(error).strip().splitlines() or [type(error).__name__]
+            warn(f"the blocks are not compiled ({seen[0]}); training is slower, and its bits differ.")
+        finally:
+            dynamo.suppress_errors = before
+        self.optimizer.zero_grad(set_to_none=True)
+        self.restore_random_state(random_state)
+        self._proven = True
 
     def autocast(self) -> torch.autocast:
         """bf16 matrix products on CUDA, plain fp32 on a CPU."""
@@ -148,6 +182,15 @@ class TrainSession:
             first_sample = self.data_offset // self.config.seq_len
             self._reader = StepReader(self.windows, first_sample, self.config.sequences_per_step, self.config.seed)
         return self._reader.next()
+
+    def reset(self) -> None:
+        """Go back to step 0 as freshly built: the seed's weights, no moments, no gradients, no history."""
+        self.close()
+        self._partial = []
+        self.step, self.loss_history = 0, []
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        self.model.initialise(self.config.seed)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -192,11 +235,17 @@ class TrainSession:
                 f"{saved.path}: stands at token {state['data_offset']:,} of the data, but step {self.step:,} of this "
                 f"configuration is token {self.data_offset:,}. Use the configuration beside the checkpoint."
             )
-        self._restore_random_state(saved.sidecar.get("rng") or {})
+        self.restore_random_state(saved.sidecar.get("rng") or {})
+        if saved.sidecar.get("compiled", self.compiled) != self.compiled:
+            warn(
+                f"{saved.path} was trained {'with' if not self.compiled else 'without'} compiled blocks, and this "
+                f"goes on {'with' if self.compiled else 'without'} them: the bits differ from those of one run."
+            )
         self.close()
         self._partial = []
 
-    def _restore_random_state(self, rng: dict[str, str | None]) -> None:
+    def restore_random_state(self, rng: dict[str, str | None]) -> None:
+        """Put back what `random_state` gave."""
         if rng.get("cpu"):
             torch.set_rng_state(_decode(str(rng["cpu"])))
         if rng.get("cuda") and self.device.type == "cuda":
@@ -224,9 +273,9 @@ def set_determinism(wanted: bool) -> None:
 
 
 def compile_blocks(model: RQwen3) -> bool:
-    """Compile each block in place (parameter names stay); False, aloud, where that fails."""
+    """Let each block be compiled in place at its first use (parameter names stay); False, aloud, where that fails."""
     try:
-        torch._dynamo.config.suppress_errors = True  # pyright: ignore[reportPrivateImportUsage] a failing block runs eagerly
+        torch._dynamo.config.suppress_errors = True  # pyright: ignore[reportPrivateImportUsage] a failing shape runs eagerly
         for block in model.model.layers:
             block.compile()
     except Exception as error:

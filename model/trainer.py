@@ -1,7 +1,8 @@
 """One submission of a training run: take the lock, resume, train, save, and leave a ledger record.
 
 Order within a step: log, save, evaluate, sample, so that an evaluation that fails costs nothing that
-was trained. What a stopped submission left undone (an evaluation, a sample) the next one makes up.
+was trained. What a stopped submission left undone (an evaluation, a sample) the next one makes up; none
+is begun that would not end in time, by the longest that it took before.
 """
 
 import time
@@ -10,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model import checkpoint, lock, metrics
-from model.bits_per_byte import heldout_scores, heldout_streams
-from model.checkpoint import SavedCheckpoint
+from model import checkpoint, dry_step, lock, metrics, phases
+from model.bits_per_byte import heldout_streams
 from model.config import RunConfig, load_run_config
 from model.console import Pace, clock, introduce, say
-from model.errors import CheckpointError, LockHeldError, RQwen3Error, TrainingError
+from model.errors import CheckpointError, LockHeldError, OutOfMemory, RQwen3Error, TrainingError
 from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
 from model.ledger import killed_record
@@ -23,7 +23,8 @@ from model.memory import checkpoint_bytes
 from model.metrics import Attempt, RunLog
 from model.preemption import StopWatch
 from model.run_config_guard import keep_config
-from model.session import StepResult, TrainSession, set_threads
+from model.saver import Saver, SaveReport
+from model.session import StepResult, TrainSession, pick_device, set_threads
 from model.shard_format import read_manifest
 from model.windows import TokenWindows
 
@@ -82,7 +83,8 @@ class _Trainer:
         self.log = RunLog(submission.run_dir, submission.attempt)
         self.began, self.started = time.monotonic(), metrics.now()
         self.session: TrainSession | None = None
-        self.saved: SavedCheckpoint | None = None
+        self.saver = Saver(self.folder, self.config, self._saved)
+        self.eval_s, self.sample_s = 0.0, 0.0
         self.from_step = max(checkpoint.steps_in(self.folder), default=0)  # until one of them is verified
         self.skips = 0
         self.pace = Pace()
@@ -95,18 +97,35 @@ class _Trainer:
             session = self.session = self._prepare()
             reason = self._loop(session)
             reason = self._finish(session, reason)
+        except dry_step.OUT_OF_MEMORY as error:
+            device = self.session.device if self.session else pick_device(self.config.device)
+            told = dry_step.out_of_memory(self.run_config, device, error, "while training")
+            self._failed(told)
+            raise told from error
         except BaseException as error:
-            reason = "non_finite" if isinstance(error, TrainingError) else "error"
-            text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
-            self._record(reason, getattr(error, "exit_code", EXIT_FAILED), text)
+            self._failed(error)
             raise
         finally:
             if self.session is not None:
                 self.session.close()
         code = EXIT_FINISHED if reason == "finished" else EXIT_CONTINUE
         self._record(reason, code, None)
-        say(f"{reason} at step {session.step:,}; " + (f"saved in {self.saved.path}" if self.saved else "nothing saved"))
+        saved = self.saver.saved
+        say(f"{reason} at step {session.step:,}; " + (f"saved in {saved.path}" if saved else "nothing saved"))
         return code
+
+    def _failed(self, error: BaseException) -> None:
+        """Let a save in the background end, then leave a record, as far as the disk allows."""
+        if (why := self.saver.wait()) is not None:
+            checkpoint.warn(why)
+        reasons = {TrainingError: "non_finite", OutOfMemory: "out_of_memory"}
+        text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
+        try:
+            self._record(reasons.get(type(error), "error"), getattr(error, "exit_code", EXIT_FAILED), text)
+        except OSError as unwritten:
+            checkpoint.warn(
+                f"{self.submission.run_dir}/ledger.jsonl: no record of this end could be written: {unwritten}"
+            )
 
     def _prepare(self) -> TrainSession:
         run_dir = self.submission.run_dir
@@ -124,26 +143,34 @@ class _Trainer:
         checked = sum(len(stream.text_bytes) for stream in self.streams)
         say(f"held-out: the tokens of all {checked:,} documents stand for exactly the bytes of their texts")
         self.manifest = manifest
+        require_free_bytes(self.folder, 2 * checkpoint_bytes(self.run_config.model), "two checkpoints")
         session = TrainSession(self.run_config, windows)
         self.provenance = metrics.provenance(session.device)
+        if self.config.dry_step:
+            self._dry_step(session)
         self._resume(session)
-        require_free_bytes(self.folder, 2 * checkpoint_bytes(self.run_config.model), "two checkpoints")
         introduce(self.run_config, session, threads)
         return session
 
+    def _dry_step(self, session: TrainSession) -> None:
+        measured = dry_step.take(session, self.streams, self.submission.run_dir, self.stop.should_stop)
+        if measured is not None:
+            self.stop.save_s, self.eval_s = measured["save_s"], measured["eval_s"]
+            say("dry step: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()))
+
     def _resume(self, session: TrainSession) -> None:
         steps = checkpoint.steps_in(self.folder)
-        self.saved = checkpoint.newest_good(self.folder)
-        if self.saved is None and steps:
+        saved = self.saver.saved = checkpoint.newest_good(self.folder)
+        if saved is None and steps:
             raise CheckpointError(
                 f"{self.folder}: none of the {len(steps)} checkpoints is whole; refusing to start anew over them. "
                 f"Restore one, or move the folder away to start from step 0."
             )
-        if self.saved is None:
+        if saved is None:
             say(f"no checkpoint in {self.folder}: starting from step 0")
         else:
-            session.restore(self.saved)
-            say(f"continuing from step {session.step:,} ({self.saved.path})")
+            session.restore(saved)
+            say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
         self.lock.update(from_step=session.step)
 
@@ -172,13 +199,23 @@ class _Trainer:
         return step > 0 and (step % every_steps == 0 or step == self.config.max_steps)
 
     def _milestones(self, session: TrainSession) -> None:
+        """Do what is due after a step, unless it is time to stop, or would be before that ended."""
         step = session.step
-        if self._due(step, self.config.save_every_steps):
-            self._save(session)
-        if step == 1 or self._due(step, self.config.eval_every_steps):
+        if (why := self.saver.look()) is not None:
+            checkpoint.warn(f"{why} Saving step {step:,} while training waits.")
+            self._save(session, background=False)
+        elif self._due(step, self.config.save_every_steps) and not self._too_late_for(self.stop.save_s):
+            self._save(session, background=self.config.background_save)
+        if (step == 1 or self._due(step, self.config.eval_every_steps)) and not self._too_late_for(self.eval_s):
             self._evaluate(session)
-        if self._due(step, self.config.sample_every_steps):
+        if self._due(step, self.config.sample_every_steps) and not self._too_late_for(self.sample_s):
             self._sample(session)
+
+    def _too_late_for(self, seconds: float) -> bool:
+        """Whether to stop rather than begin what took so long before."""
+        if not self.stop.should_stop() and not self.stop.has_time_for(seconds):
+            self.stop.stop("deadline")
+        return self.stop.should_stop()
 
     def _check_finite(self, result: StepResult) -> None:
         self.skips = self.skips + 1 if result.skipped else 0
@@ -218,13 +255,14 @@ class _Trainer:
         )
         self.pace.begin_interval()
 
-    def _save(self, session: TrainSession) -> None:
-        """Write and verify a checkpoint, then let retention remove old ones."""
+    def _save(self, session: TrainSession, *, background: bool) -> None:
+        """Save the state as it stands; the weights' distribution goes on record with it."""
         if not self.lock.still_held():
             raise LockHeldError(
                 f"{self.lock.path}: the lock was removed or taken over; not saving beside another trainer."
             )
         began = time.monotonic()
+        phases.enter("snapshot", session.step, synchronous=not background)
         sidecar = {
             **self.provenance,
             "config": self.run_config.sections,
@@ -235,19 +273,22 @@ class _Trainer:
             "attempt": self.submission.attempt.attempt,
             "created": metrics.now(),
         }
-        self.saved = checkpoint.save(checkpoint.step_path(self.folder, session.step), session.state(), sidecar)
-        seconds = time.monotonic() - began
-        self.stop.save_s = max(self.stop.save_s, seconds)
-        removed = checkpoint.prune(self.folder, self.config, self.saved)
         self.log.weights(session.step, session.model)
-        note = f"; removed {', '.join(f'step_{step}' for step in removed)}" if removed else ""
-        say(f"saved {self.saved.path} ({self.saved.sidecar['bytes'] / 2**20:,.1f} MiB in {seconds:.1f} s){note}")
+        self.saver.save(session.state(), sidecar, began=began, background=background)
+        phases.enter("train", session.step)
+
+    def _saved(self, report: SaveReport) -> None:
+        self.stop.save_s = max(self.stop.save_s, report.seconds)
+        self.log.save(report.record())
+        say(str(report))
 
     def _evaluate(self, session: TrainSession) -> None:
-        with session.autocast():
-            scores = heldout_scores(
-                session.model, self.streams, self.config.seq_len, self.config.micro_batch_size, self.stop.should_stop
-            )
+        phases.enter("evaluation", session.step)
+        began = time.monotonic()
+        scores = dry_step.evaluate(session, self.streams, self.stop.should_stop)
+        if scores is None:
+            return
+        self.eval_s = max(self.eval_s, time.monotonic() - began)
         if not scores:
             return
         self.log.heldout(session.step, scores)
@@ -257,27 +298,35 @@ class _Trainer:
     def _sample(self, session: TrainSession) -> None:
         if self.stop.should_stop():
             return
+        phases.enter("sampling", session.step)
+        began, prompt = time.monotonic(), self.config.sample_prompt
         sampling = Sampling(new_tokens=self.config.sample_new_tokens)
-        text = continue_text(session.model, self.tokenizer, self.config.sample_prompt, sampling)
-        self.log.sample(session.step, self.config.sample_prompt, text)
+        text = continue_text(session.model, self.tokenizer, prompt, sampling, self.stop.should_stop)
+        if not self.stop.should_stop():  # else it may be cut short
+            self.sample_s = max(self.sample_s, time.monotonic() - began)
+            self.log.sample(session.step, prompt, text)
 
     def _finish(self, session: TrainSession, reason: str) -> str:
         """Save what is not saved, and name the final checkpoint once nothing is left to do."""
-        if session.step > (self.saved.step if self.saved else 0):
-            self._save(session)
-        if reason != "finished" or self.saved is None:
+        if (why := self.saver.wait()) is not None:
+            checkpoint.warn(f"{why} Saving step {session.step:,} anew.")
+        if session.step > self.saver.saved_step:
+            self._save(session, background=False)
+        if reason != "finished" or self.saver.saved is None:
             return reason
         self._make_up(session)
         evaluated = not self.streams or self.log.has("metrics.jsonl", session.step, "heldout")
         if not evaluated or not self.log.has("samples.jsonl", session.step):
             return str(self.stop.reason)
-        self.saved = checkpoint.save_final(self.saved)
+        phases.enter("final", session.step)
+        self.saver.saved = checkpoint.save_final(self.saver.saved)
         return "finished"
 
     def _record(self, reason: str, exit_code: int, error: str | None) -> None:
         to_step = self.session.step if self.session else self.from_step
         unverified = self.from_step if self.session is None else 0
-        saved_step = self.saved.step if self.saved else unverified
+        saved = self.saver.saved
+        saved_step = saved.step if saved else unverified
         self.log.ledger(
             {
                 "submission": self.submission.attempt.submission,
@@ -293,7 +342,7 @@ class _Trainer:
                 **(getattr(self, "provenance", None) or metrics.bare_provenance()),
                 "started": self.started,
                 "ended": metrics.now(),
-                "checkpoint": self.saved.summary() if self.saved else None,
+                "checkpoint": saved.summary() if saved else None,
                 "error": error,
             }
         )

@@ -114,7 +114,7 @@ def test_save_that_fails_leaves_the_older_ones_and_no_leftover(tmp_path: Path, m
 
 
 def test_save_without_room_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_tensor_bytes", lambda value: 2**55)
+    monkeypatch.setattr(checkpoint, "tensor_bytes", lambda value: 2**55)
     with pytest.raises(DiskSpaceError, match=r"checkpoint step_2\.pt needs"):
         checkpoint.save(tmp_path / "step_2.pt", state(2), {})
     assert list(tmp_path.iterdir()) == []

@@ -294,11 +294,11 @@ def test_lock_lost_meanwhile_saves_nothing(tiny, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_stop_left_undone_is_made_up(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    from model import trainer
+    from model import dry_step
 
     assert train(tiny, "--until-step", "5") == 75
     with monkeypatch.context() as patch:  # the stop comes while step 6 is being evaluated
-        patch.setattr(trainer, "heldout_scores", lambda *arguments: None)
+        patch.setattr(dry_step, "heldout_scores", lambda *arguments: None)
         assert train(tiny, "--until-step", "6", submission=2) == 75
     assert train(tiny, submission=3) == 0
     metrics = read_jsonl(tiny.run_dir / "metrics.jsonl")
