@@ -1,8 +1,9 @@
 """Checkpoints that are whole and verified, or do not count.
 
 `step_N.pt` is a `torch.save` of exactly `KEYS`, readable with `weights_only=True`; `step_N.json`, its
-sidecar, is written last and holds size and SHA-256, config, data fingerprint, random state and
-provenance. A checkpoint counts only when both are there and agree. The hash is taken of what was to
+sidecar, holds size and SHA-256, config, data fingerprint, random state and provenance. A checkpoint
+counts only when both are there and agree; the sidecar comes first and goes last, so that a kill at any
+moment leaves no file that looks like a damaged checkpoint. The hash is taken of what was to
 be written and compared with what the disk gives back before the file has its name. A save writes 3 · 4
 bytes a parameter once and reads them once; old ones are removed only after that.
 """
@@ -22,7 +23,7 @@ import torch
 from model import phases
 from model.config import CoreConfig, TrainConfig
 from model.errors import CheckpointError
-from model.files import atomic_path, require_free_bytes, sha256_file, temporary_path, write_json
+from model.files import atomic_path, fsync_folder, require_free_bytes, sha256_file, temporary_path, write_json
 from model.rqwen3 import RQwen3
 from model.snapshot import tensor_bytes
 
@@ -120,17 +121,16 @@ def save(path: Path, state: dict[str, Any], sidecar: dict[str, Any]) -> SavedChe
                     f"{path}: the disk gives back other bytes than were written. Older checkpoints are untouched; "
                     "move the run to another file system."
                 )
+            full = {
+                **sidecar,
+                "format_version": FORMAT_VERSION,
+                "step": state["step"],
+                "bytes": writer.size_bytes,
+                "sha256": writer.digest.hexdigest(),
+            }
+            phases.enter("sidecar", state["step"])
+            write_json(sidecar_path(path), full)
             phases.enter("rename", state["step"])
-            sidecar_path(path).unlink(missing_ok=True)
-        phases.enter("sidecar", state["step"])
-        full = {
-            **sidecar,
-            "format_version": FORMAT_VERSION,
-            "step": state["step"],
-            "bytes": writer.size_bytes,
-            "sha256": writer.digest.hexdigest(),
-        }
-        write_json(sidecar_path(path), full)
     except OSError as error:
         raise CheckpointError(
             f"{path}: could not be written ({error}). Older checkpoints are untouched. "
@@ -153,7 +153,7 @@ def _write(temporary: Path, state: dict[str, Any]) -> _HashingWriter:
 def save_final(saved: SavedCheckpoint) -> SavedCheckpoint:
     """Give the last checkpoint the name `final.pt` too, as a hard link where that is possible."""
     path = saved.path.with_name("final.pt")
-    sidecar_path(path).unlink(missing_ok=True)
+    write_json(sidecar_path(path), saved.sidecar)
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -163,7 +163,7 @@ def save_final(saved: SavedCheckpoint) -> SavedCheckpoint:
             shutil.copyfile(saved.path, copy)
     else:
         temporary.replace(path)
-    write_json(sidecar_path(path), saved.sidecar)
+        fsync_folder(path.parent)
     return SavedCheckpoint(path=path, sidecar=saved.sidecar)
 
 
@@ -291,18 +291,18 @@ def to_delete(steps: Iterable[int], config: TrainConfig) -> list[int]:
 def prune(folder: Path, config: TrainConfig, newest: SavedCheckpoint) -> list[int]:
     """Remove what retention lets go, up to the step just verified; returns the removed steps.
 
-    A file without a sidecar was never committed (its trainer was killed before), and goes too. One
-    whose sidecar gives another size is damaged: it fills none of the last `keep_last` places, and it
-    is left for the user to look at.
+    A file without a sidecar of its size is damaged: it fills none of the last `keep_last` places, and
+    it is left for the user to look at. A sidecar without a file is what a kill left, and goes.
     """
     phases.enter("prune", newest.step)
-    steps = [step for step in steps_in(folder) if step <= newest.step]
-    good = [step for step in steps if _size_agrees(step_path(folder, step))]
-    uncommitted = [step for step in steps if not sidecar_path(step_path(folder, step)).exists()]
-    removed = sorted({*to_delete(good, config), *uncommitted})
+    good = [step for step in steps_in(folder) if step <= newest.step and _size_agrees(step_path(folder, step))]
+    removed = to_delete(good, config)
     for step in removed:
-        sidecar_path(step_path(folder, step)).unlink(missing_ok=True)
         step_path(folder, step).unlink(missing_ok=True)
+        sidecar_path(step_path(folder, step)).unlink(missing_ok=True)
+    for sidecar in folder.glob("step_*.json"):
+        if not sidecar.with_suffix(".pt").exists():
+            sidecar.unlink(missing_ok=True)
     return removed
 
 

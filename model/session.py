@@ -96,9 +96,9 @@ class TrainSession:
 
         Returns:
             What it did; None if it was told to stop, in which case partial gradients are dropped
-            and the session stands at the step before.
+            and the session stands at the step before, its random state too.
         """
-        started = time.perf_counter()
+        started, random_state = time.perf_counter(), self.random_state()
         tokens_SL = self._next_tokens()
         data_wait_s = time.perf_counter() - started
         rate = learning_rate(self.step + 1, self.config)
@@ -107,6 +107,7 @@ class TrainSession:
         for first in range(0, len(tokens_SL), size):
             if should_stop():
                 self.optimizer.zero_grad(set_to_none=True)
+                self.restore_random_state(random_state)  # dropout has drawn from it
                 self._partial = [tokens_SL]
                 return None
             phases.enter_micro_batch(

@@ -148,7 +148,8 @@ class _Trainer:
         self.provenance = metrics.provenance(session.device)
         if self.config.dry_step:
             self._dry_step(session)
-        self._resume(session)
+        with phases.within("resume"):
+            self._resume(session)
         introduce(self.run_config, session, threads)
         return session
 
@@ -170,6 +171,7 @@ class _Trainer:
             say(f"no checkpoint in {self.folder}: starting from step 0")
         else:
             session.restore(saved)
+            checkpoint.prune(self.folder, self.config, saved)  # of which a kill may have deprived it
             say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
         self.lock.update(from_step=session.step)
