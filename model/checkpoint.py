@@ -163,6 +163,7 @@ def save_final(saved: SavedCheckpoint) -> SavedCheckpoint:
             shutil.copyfile(saved.path, copy)
     else:
         temporary.replace(path)
+        temporary.unlink(missing_ok=True)  # renaming one link of a file onto another does nothing
         fsync_folder(path.parent)
     return SavedCheckpoint(path=path, sidecar=saved.sidecar)
 

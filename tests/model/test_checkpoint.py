@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -132,6 +133,8 @@ def test_save_final_shares_the_bytes_of_the_last_step(tmp_path: Path) -> None:
     assert final.path.name == "final.pt"
     assert final.path.stat().st_ino == saved.path.stat().st_ino
     assert checkpoint.verify(final.path).step == 3
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["final.json", "final.pt", "step_3.json", "step_3.pt"]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,39 @@ def test_prune_does_not_count_a_damaged_file_as_one_of_the_last(tmp_path: Path) 
     config = dataclasses.replace(TRAINING, keep_last=2, keep_first_step=0)
     assert checkpoint.prune(tmp_path, config, saved) == []
     assert checkpoint.steps_in(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_save_killed_at_any_rename_leaves_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    for step in (1, 2):
+        saved = checkpoint.save(checkpoint.step_path(tmp_path, step), state(step), {})
+    original, left = Path.replace, iter([True] * renames + [False] * 99)
+
+    def replace(self: Path, target: Path) -> Path:
+        if not next(left):
+            raise KeyboardInterrupt  # as far as a kill: nothing after it runs but the removal of the temporary file
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with contextlib.suppress(KeyboardInterrupt):
+        saved = checkpoint.save(checkpoint.step_path(tmp_path, 3), state(3), {})
+        checkpoint.save_final(saved)
+    monkeypatch.undo()
+    told: list[str] = []
+    found = checkpoint.newest_good(tmp_path, told.append)
+    assert found is not None
+    assert (found.step, told) == (3 if renames >= 2 else 2, [])
+    assert checkpoint.steps_in(tmp_path) == ([1, 2, 3] if renames >= 2 else [1, 2])
+
+
+def test_prune_removes_a_sidecar_without_its_file(tmp_path: Path) -> None:
+    for step in (1, 2):
+        saved = checkpoint.save(checkpoint.step_path(tmp_path, step), state(step), {})
+    (tmp_path / "step_1.pt").unlink()
+    assert checkpoint.prune(tmp_path, TRAINING, saved) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2.json", "step_2.pt"]
 
 
 def test_load_model_gives_the_saved_weights(tmp_path: Path) -> None:

@@ -63,6 +63,26 @@ def test_deadline_stops_at_the_lead_before_the_end() -> None:
     assert stop.reason == "deadline"
 
 
+def test_work_is_begun_only_if_it_ends_before_the_save() -> None:
+    clock = Clock()
+    stop = watch(clock, time_limit_s=90.0, lead_s=10.0)
+    clock.now += 50.0  # 30 s are left before the lead
+    assert stop.has_time_for(19.0)
+    assert not stop.has_time_for(21.0)
+    assert not stop.should_stop()
+    assert watch(clock).has_time_for(1e9)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_signals_that_come_while_the_process_leaves_are_ignored() -> None:
+    stop = StopWatch()
+    stop.install()
+    stop.ignore()
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert stop.reason is None
+
+
 def test_no_limit_never_ends() -> None:
     clock = Clock()
     stop = watch(clock)

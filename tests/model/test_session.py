@@ -25,6 +25,56 @@ def test_stop_between_micro_batches_leaves_the_step_before(tiny) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_stop_between_micro_batches_puts_the_dropouts_random_state_back(tiny) -> None:
+    text = tiny.config_path.read_text().replace("max_seq_len = 64", "max_seq_len = 64\ndropout = 0.2")
+    tiny.config_path.write_text(text)
+    one = session(tiny)
+    before, answers = torch.get_rng_state(), iter([False, True])
+    assert one.train_step(lambda: next(answers)) is None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.train_step() is not None
+    assert not torch.equal(torch.get_rng_state(), before)
+    one.close()
+
+
+def test_reset_gives_the_fresh_session(tiny) -> None:
+    used, fresh = session(tiny), session(tiny)
+    for _ in range(2):
+        used.train_step()
+    used.reset()
+    assert (used.step, used.loss_history, used.data_offset, len(used.optimizer.state)) == (0, [], 0, 0)
+    results = [one.train_step() for one in (used, fresh)]
+    assert results[0] is not None
+    assert results[1] is not None
+    assert results[0].loss == results[1].loss
+    pairs = zip(used.model.parameters(), fresh.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    used.close()
+    fresh.close()
+
+
+def test_blocks_that_no_compiler_takes_run_without_one_aloud(tiny, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    text = tiny.config_path.read_text() + "compile_on_cpu = true\n"
+    plain = session(tiny)
+    tiny.config_path.write_text(text)
+    one = session(tiny)
+    assert one.compiled
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no C++ compiler here")
+
+    for block in one.model.model.layers:
+        monkeypatch.setattr(block, "_compiled_call_impl", refuse)
+    results = [each.train_step() for each in (one, plain)]
+    assert results[0] is not None
+    assert results[1] is not None
+    assert results[0].loss == results[1].loss
+    assert not one.compiled
+    assert "the blocks are not compiled (no C++ compiler here)" in capsys.readouterr().err
+    one.close()
+    plain.close()
+
+
 def test_gradient_of_a_step_is_that_of_all_its_windows_together(tiny) -> None:
     one = session(tiny)
     tokens_SL = torch.from_numpy(one._next_tokens())
