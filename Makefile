@@ -12,7 +12,7 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory bench-model clean
+.PHONY: help install demo ui check test test-all bench-memory bench-model torture clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -51,6 +51,9 @@ bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward s
 
 bench-model: develop  ## step time and memory of the model against transformers; on a GPU tokens/s and MFU: PAIRS=9
 	@$(PY) -m bench.model --pairs $(or $(PAIRS),7)
+
+torture: develop  ## kill the trainer 204 times, in every phase, and judge what is left: KILLS=30 is shorter
+	@$(PY) -m bench.torture $(if $(KILLS),--kills $(KILLS)) $(if $(FOLDER),--folder "$(FOLDER)")
 
 clean:  ## delete what the demo made; .venv stays
 	rm -rf var

@@ -180,6 +180,8 @@ class TrainConfig:
     """Steps between metrics lines; the first and the last step are always logged."""
     save_every_steps: int = 1000
     """Steps between checkpoints."""
+    save_every_minutes: float = 0.0
+    """Save as well when this long has passed since the last save, for slices shorter than those steps; 0 is never."""
     keep_last: int = 3
     """Newest checkpoints kept."""
     keep_every_steps: int = 5000
@@ -219,7 +221,15 @@ class TrainConfig:
         cadences = ("log_every_steps", "save_every_steps", "eval_every_steps", "sample_every_steps", "keep_every_steps")
         for name in (*sizes, *rates, *cadences, "eval_max_tokens"):
             _require(getattr(self, name) > 0, f"training.{name} = {getattr(self, name)} must be above 0")
-        for name in ("warmup_steps", "min_learning_rate", "weight_decay", "lead_s", "keep_first_step", "seed"):
+        for name in (
+            "warmup_steps",
+            "min_learning_rate",
+            "weight_decay",
+            "lead_s",
+            "keep_first_step",
+            "seed",
+            "save_every_minutes",
+        ):
             _require(getattr(self, name) >= 0, f"training.{name} = {getattr(self, name)} must not be negative")
         for name in ("beta1", "beta2"):
             _require(0.0 <= getattr(self, name) < 1.0, f"training.{name} = {getattr(self, name)} must lie in [0, 1)")

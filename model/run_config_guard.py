@@ -17,6 +17,7 @@ FREE_KEYS = frozenset(
     {
         "log_every_steps",
         "save_every_steps",
+        "save_every_minutes",
         "keep_last",
         "keep_every_steps",
         "keep_first_step",

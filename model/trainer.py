@@ -84,7 +84,7 @@ class _Trainer:
         self.began, self.started = time.monotonic(), metrics.now()
         self.session: TrainSession | None = None
         self.saver = Saver(self.folder, self.config, self._saved)
-        self.eval_s, self.sample_s = 0.0, 0.0
+        self.eval_s, self.sample_s, self.last_save = 0.0, 0.0, 0.0
         self.from_step = max(checkpoint.steps_in(self.folder), default=0)  # until one of them is verified
         self.skips = 0
         self.pace = Pace()
@@ -179,6 +179,7 @@ class _Trainer:
     def _loop(self, session: TrainSession) -> str:
         """Train; returns `finished`, `until_step`, or the reason to stop."""
         self._make_up(session)
+        self.last_save = time.monotonic()
         last_step = min(self.config.max_steps, self.submission.until_step or self.config.max_steps)
         while session.step < last_step:
             result = session.train_step(self.stop.should_stop)
@@ -206,12 +207,18 @@ class _Trainer:
         if (why := self.saver.look()) is not None:
             checkpoint.warn(f"{why} Saving step {step:,} while training waits.")
             self._save(session, background=False)
-        elif self._due(step, self.config.save_every_steps) and not self._too_late_for(self.stop.save_s):
+        elif self._save_due(step) and not self._too_late_for(self.stop.save_s):
             self._save(session, background=self.config.background_save)
         if (step == 1 or self._due(step, self.config.eval_every_steps)) and not self._too_late_for(self.eval_s):
             self._evaluate(session)
         if self._due(step, self.config.sample_every_steps) and not self._too_late_for(self.sample_s):
             self._sample(session)
+
+    def _save_due(self, step: int) -> bool:
+        """By steps, or by the time since the last save or the start of the training."""
+        minutes = self.config.save_every_minutes
+        by_time = minutes > 0 and time.monotonic() - self.last_save >= 60 * minutes
+        return by_time or self._due(step, self.config.save_every_steps)
 
     def _too_late_for(self, seconds: float) -> bool:
         """Whether to stop rather than begin what took so long before."""
@@ -263,7 +270,7 @@ class _Trainer:
             raise LockHeldError(
                 f"{self.lock.path}: the lock was removed or taken over; not saving beside another trainer."
             )
-        began = time.monotonic()
+        began = self.last_save = time.monotonic()
         phases.enter("snapshot", session.step, synchronous=not background)
         sidecar = {
             **self.provenance,

@@ -59,6 +59,7 @@ def test_blocks_that_no_compiler_takes_run_without_one_aloud(tiny, monkeypatch: 
     tiny.config_path.write_text(text)
     one = session(tiny)
     assert one.compiled
+    assert list(one.state()["model_state_dict"]) == list(plain.state()["model_state_dict"])  # no wrapper's prefix
 
     def refuse(*_: object) -> None:
         raise RuntimeError("no C++ compiler here")

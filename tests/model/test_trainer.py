@@ -220,6 +220,16 @@ def test_save_that_would_not_end_in_time_stops_the_submission_saved(tiny, monkey
     assert [save["background"] for save in records(tiny, "save")] == [False]
 
 
+def test_save_by_the_clock_comes_beside_those_by_steps_and_changes_no_bit(make_run) -> None:
+    runs = {value: make_run(value) for value in ("0", "1e-9")}
+    for value, run in runs.items():
+        add(run, f"save_every_minutes = {float(value)}")
+        assert train(run) == 0
+    assert_same(final(runs["0"]), final(runs["1e-9"]))
+    assert [save["step"] for save in records(runs["1e-9"], "save")] == list(range(1, 13))
+    assert checkpoint.steps_in(runs["1e-9"].checkpoints) == [4, 11, 12]
+
+
 def test_stop_while_sampling_leaves_no_cut_sample_and_it_is_made_up(make_run, monkeypatch: pytest.MonkeyPatch) -> None:
     from model import generate
 
@@ -306,7 +316,7 @@ def test_what_a_killed_retention_left_is_removed_at_the_next_start(tiny) -> None
     assert train(tiny, submission=2) == 0
     names = sorted(path.name for path in tiny.checkpoints.iterdir())
     assert names == sorted(
-        f"{stem}.{end}" for stem in ("final", "step_4", "step_7", "step_12") for end in ("json", "pt")
+        f"{stem}.{end}" for stem in ("final", "step_4", "step_8", "step_12") for end in ("json", "pt")
     )
 
 
