@@ -17,9 +17,10 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 import torch
 
+from model.distributed import Team
 from model.errors import CorpusError
 from model.generate import load_tokenizer
-from model.loss import IGNORE, token_losses
+from model.loss import IGNORE
 from model.rqwen3 import RQwen3
 from model.shard_format import Manifest, ShardEntry, docs_path, open_shard
 from model.token_bytes import token_byte_lengths
@@ -47,10 +48,17 @@ def heldout_streams(manifest: Manifest, max_tokens: int) -> tuple[list[HeldoutSt
         The streams, and the names of the sources that have no held-out document.
 
     Raises:
-        CorpusError: a held-out shard or its document table is missing or inconsistent, or a document's
-            tokens stand for another number of bytes than its text has.
+        CorpusError: the tokenizer is not the one of the shards, a held-out shard or its document table is
+            missing or inconsistent, or a document's tokens stand for another number of bytes than its text has.
     """
-    lengths_ = token_byte_lengths(load_tokenizer(manifest.root / manifest.tokenizer_path))
+    tokenizer = load_tokenizer(path := manifest.root / manifest.tokenizer_path)
+    ids = tokenizer.get_vocab_size(with_added_tokens=True)
+    if ids != manifest.vocab_size:
+        raise CorpusError(
+            f"{path}: this tokenizer has {ids:,} ids, the shards were made with one of {manifest.vocab_size:,} "
+            f"({manifest.root / 'manifest.json'}). Put that one back, or make the corpus again: rqwen3 corpus build"
+        )
+    lengths_ = token_byte_lengths(tokenizer)
     sources = list(dict.fromkeys(entry.source for entry in (*manifest.shards, *manifest.heldout)))
     streams = [_stream(manifest, source, max_tokens, lengths_) for source in sources]
     missing = [source for source, stream in zip(sources, streams, strict=True) if stream is None]
@@ -119,15 +127,22 @@ def document_losses(
     seq_len: int,
     batch: int,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
-    """Summed loss in nats and number of counted tokens of each document; None if told to stop."""
+    """Summed loss in nats and number of counted tokens of each document; None if told to stop.
+
+    The ranks of a team take the batches in turn, all of them equally many (the last may be empty), and
+    add up what they found.
+    """
+    team = team or Team()
     device = model.lm_head.weight.device
     losses_ = np.zeros(len(stream.text_bytes))
     targets = len(stream.tokens) - 1
     starts = range(0, targets, seq_len)
-    for first in range(0, len(starts), batch):
+    for turn in range(0, len(starts), batch * team.size):
         if should_stop():
             return None
+        first = turn + batch * team.rank
         ids_BT = torch.zeros((batch, seq_len), dtype=torch.int64)
         targets_BT = torch.full((batch, seq_len), IGNORE, dtype=torch.int64)
         owner_BT = np.full((batch, seq_len), -1, dtype=np.int64)
@@ -137,10 +152,9 @@ def document_losses(
             owner_BT[row, : end - start] = stream.document[start + 1 : end + 1]
             counted_ = np.where(owner_BT[row, : end - start] >= 0, stream.tokens[start + 1 : end + 1], IGNORE)
             targets_BT[row, : end - start] = torch.from_numpy(counted_)
-        hidden_BTD = model.model(ids_BT.to(device))
-        losses_N = token_losses(hidden_BTD.flatten(0, 1), model.lm_head.weight, targets_BT.flatten().to(device))
-        owner_N = owner_BT.reshape(-1)
-        np.add.at(losses_, owner_N[owner_N >= 0], losses_N.double().cpu().numpy()[owner_N >= 0])
+        losses_BT = model.token_losses(ids_BT.to(device), targets_BT.to(device)).double().cpu().numpy()
+        np.add.at(losses_, owner_BT[owner_BT >= 0], losses_BT[owner_BT >= 0])
+    team.sum(torch.from_numpy(losses_))  # in place
     return losses_, np.bincount(stream.document[stream.document >= 0], minlength=len(losses_)).astype(np.int64)
 
 
@@ -177,8 +191,9 @@ def heldout_scores(
     seq_len: int,
     batch: int,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team | None = None,
 ) -> dict[str, dict] | None:
-    """Scores by source, and over all their documents as `all`; None if told to stop.
+    """Scores by source, and over all their documents as `all`; None if told to stop. Every rank must ask.
 
     The model is put into evaluation mode and back; nothing else of it changes.
     """
@@ -187,7 +202,7 @@ def heldout_scores(
     model.eval()
     try:
         for stream in streams:
-            result = document_losses(model, stream, seq_len, batch, should_stop)
+            result = document_losses(model, stream, seq_len, batch, should_stop, team)
             if result is None:
                 return None
             parts.append((*result, stream.text_bytes))

@@ -22,6 +22,7 @@ import torch
 
 from model import phases
 from model.config import CoreConfig, TrainConfig
+from model.distributed import first_process
 from model.errors import CheckpointError
 from model.files import atomic_path, fsync_folder, require_free_bytes, sha256_file, temporary_path, write_json
 from model.rqwen3 import RQwen3
@@ -40,8 +41,9 @@ _NAME = re.compile(r"step_(\d+)\.pt")
 
 
 def warn(message: str) -> None:
-    """Say something aloud: on standard error, at once."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    """Say something aloud: on standard error, at once; of several processes only the first does."""
+    if first_process():
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -157,7 +157,7 @@ class TrainConfig:
     micro_batch_size: int
     """Sequences per forward pass."""
     accumulation: int = 1
-    """Micro-batches per optimiser step."""
+    """Micro-batches per optimiser step, over all processes together: a multiple of their number."""
     seed: int = 1234
     """Initialisation, and the order of the windows."""
     learning_rate: float = 3e-4
@@ -206,6 +206,9 @@ class TrainConfig:
     """Seconds before the deadline at which the trainer begins to save, at most a third of the limit."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
+    parallel: str = "ddp"
+    """How several processes share the run: `ddp`, the whole model on each; `fsdp`, weights and moments spread over all,
+    for a model that does not fit one GPU (its weights alone, 4 bytes a parameter, still must, for samples)."""
     compile: bool = True
     """Compile each block; on CUDA only."""
     compile_on_cpu: bool = False
@@ -245,6 +248,7 @@ class TrainConfig:
         _require(
             self.device in ("auto", "cpu", "cuda"), f"training.device = {self.device!r} is none of auto, cpu, cuda"
         )
+        _require(self.parallel in ("ddp", "fsdp"), f"training.parallel = {self.parallel!r} is none of ddp, fsdp")
 
     @property
     def sequences_per_step(self) -> int:

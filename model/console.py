@@ -4,13 +4,15 @@ Also the speed that a line reports, over the current log interval and over the w
 """
 
 from model.config import RunConfig
+from model.distributed import first_process
 from model.memory import plan_memory
 from model.session import StepResult, TrainSession
 
 
 def say(line: str) -> None:
-    """One plain line on the console, at once."""
-    print(line, flush=True)
+    """One plain line on the console, at once; of several processes only the first speaks."""
+    if first_process():
+        print(line, flush=True)
 
 
 def clock(seconds: float) -> str:

@@ -78,7 +78,7 @@ def take(
         CheckpointError, DiskSpaceError: the scratch checkpoint can't be written.
     """
     what = hardware(session)
-    before = known(run_dir, what)
+    before = session.team.first_does(lambda: known(run_dir, what))
     if before is not None:
         return before
     random_state = session.random_state()
@@ -88,7 +88,7 @@ def take(
     finally:
         session.reset()
         session.restore_random_state(random_state)
-    if measured is not None:
+    if measured is not None and session.team.first:
         append_jsonl(run_dir / RECORD, metrics.finite({"hardware": what, "measured": measured, "time": metrics.now()}))
     return measured
 
@@ -138,7 +138,12 @@ def evaluate(
     """Held-out scores of the model as it stands, at the run's own shape; None if told to stop."""
     with session.autocast():
         return heldout_scores(
-            session.model, streams, session.config.seq_len, session.config.micro_batch_size, should_stop
+            session.model,
+            streams,
+            session.config.seq_len,
+            session.config.micro_batch_size,
+            should_stop,
+            session.team,
         )
 
 
@@ -169,7 +174,8 @@ def _scratch_save(run_dir: Path, session: TrainSession) -> tuple[float, int]:
     scratch = folder / f".dry-run.{run_dir.name}.{time.time_ns()}.tmp"
     try:
         began = time.perf_counter()
-        saved = checkpoint.save(scratch / "scratch.pt", session.state(), {})
+        state = session.state()
+        saved = session.team.first_does(lambda: checkpoint.save(scratch / "scratch.pt", state, {}))
         return time.perf_counter() - began, saved.sidecar["bytes"]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

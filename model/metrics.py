@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from model.distributed import Team, whole_tensor
 from model.files import append_jsonl, read_jsonl
 from model.gpus import gpu_of_device
 
@@ -39,13 +40,14 @@ class Attempt:
 class RunLog:
     """Appends to the four files of one run folder."""
 
-    def __init__(self, run_dir: Path, attempt: Attempt) -> None:
-        """Write in `run_dir`, in the name of `attempt`."""
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, attempt: Attempt, team: Team | None = None) -> None:
+        """Write in `run_dir`, in the name of `attempt`; of a team only the first rank writes."""
+        self.run_dir, self.team = run_dir, team or Team()
         self._stamp = dataclasses.asdict(attempt)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        append_jsonl(self.run_dir / name, {**finite(record), **self._stamp, "time": now()})
+        if self.team.first:
+            append_jsonl(self.run_dir / name, {**finite(record), **self._stamp, "time": now()})
 
     def train(self, record: dict[str, Any]) -> None:
         """One training line."""
@@ -70,12 +72,14 @@ class RunLog:
 
     def ledger(self, record: dict[str, Any]) -> None:
         """The record of an ended attempt."""
-        append_jsonl(self.run_dir / "ledger.jsonl", finite(record))
+        if self.team.first:
+            append_jsonl(self.run_dir / "ledger.jsonl", finite(record))
 
     def has(self, name: str, step: int, kind: str | None = None) -> bool:
-        """Whether a record of this step is there already."""
-        return any(
-            record.get("step") == step and record.get("kind") == kind for record in read_jsonl(self.run_dir / name)
+        """Whether a record of this step is there already; every rank must ask."""
+        path = self.run_dir / name
+        return self.team.first_does(
+            lambda: any(record.get("step") == step and record.get("kind") == kind for record in read_jsonl(path))
         )
 
 
@@ -105,7 +109,7 @@ def weight_statistics(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Mean, standard deviation, largest magnitude and a histogram over ± that, by tensor."""
     tensors: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        values = parameter.detach().float().flatten()
+        values = whole_tensor(parameter.detach()).float().flatten()
         std, mean = torch.std_mean(values, correction=0)
         absmax = float(values.abs().max())
         counts = torch.histc(values, HISTOGRAM_BINS, min=-absmax, max=absmax) if absmax else torch.zeros(HISTOGRAM_BINS)

@@ -43,6 +43,8 @@ class StopWatch:
     """`SIGTERM`, `SIGUSR1`, `SIGINT`, `stop_file`, `deadline` or `parent_gone`, once there is one."""
     save_s: float = 0.0
     """Longest save measured so far."""
+    agree: Callable[[str | None], str | None] = lambda reason: reason
+    """Makes one process's reason that of all that train together; each must ask equally often."""
     _next_poll: float = 0.0
 
     def install(self) -> None:
@@ -80,7 +82,13 @@ class StopWatch:
         return self.seconds_left() > MARGIN * seconds
 
     def should_stop(self) -> bool:
-        """Whether there is a reason to stop, looked for anew."""
+        """Whether there is a reason to stop, looked for anew, here or in another process of the run."""
+        self.noticed()
+        self.reason = self.agree(self.reason)
+        return self.reason is not None
+
+    def noticed(self) -> bool:
+        """Whether this process has a reason to stop, looked for anew."""
         if self.reason is None and self.seconds_left() <= 0:
             self.stop("deadline")
         now = self.clock()

@@ -2,6 +2,7 @@
 
     python -m model.pretrain --config FILE --manifest FILE --run-dir DIR --submission N --attempt K
 
+On several GPUs or nodes: python -m model.launch, or torchrun, with the same words behind its own.
 Exit codes: 0 finished, 75 saved and to be continued, 73 another holds the lock, others failed. The
 handlers of signals are in place before torch is imported, which takes seconds.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from model import phases
 from model.errors import RQwen3Error
+from model.launch import report
 from model.preemption import StopWatch
 
 PARENT = os.getppid()
@@ -56,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         phases.enter("start_up")
         return _train(options, stop)
     except RQwen3Error as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") == "0":  # every rank has the same error
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
         if error.errno not in NO_WRITING:
@@ -95,4 +98,4 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(main()))

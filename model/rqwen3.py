@@ -17,7 +17,7 @@ from model.layers.block import Block, BlockParts
 from model.layers.mixture import MixtureOfExperts
 from model.layers.rms_norm import RMSNorm
 from model.layers.rope import RotaryTables
-from model.loss import head_loss
+from model.loss import head_loss, token_losses
 
 INIT_STD = 0.02
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
@@ -107,6 +107,12 @@ class RQwen3(nn.Module):
         hidden_BTD = self.model(ids_BT)
         loss = head_loss(hidden_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(), divisor)
         return self._with_balance(loss, targets_BT, divisor) if self._mixtures else loss
+
+    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross-entropy of every target, fp32, (B, T); 0 where it is `loss.IGNORE`. No gradient."""
+        with torch.no_grad():
+            hidden_BTD = self.model(ids_BT)
+            return token_losses(hidden_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten()).view_as(ids_BT)
 
     def _with_balance(self, loss: Tensor, targets_BT: Tensor, divisor: int | None) -> Tensor:
         """Give the loss the gradient of the experts' balance too; its value stays the cross-entropy."""

@@ -30,6 +30,7 @@ FREE_KEYS = frozenset(
         "dry_step",
         "lead_s",
         "device",
+        "parallel",
         "compile",
         "compile_on_cpu",
         "deterministic",

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from model import phases
 from model.checkpoint import SavedCheckpoint, load, load_weights, warn
 from model.config import RunConfig
+from model.distributed import SharedModel, Team, micro_batches_each, spread_moments, spread_weights, whole, whole_tensor
 from model.errors import CheckpointError, ConfigError
 from model.optimizer import make_optimizer
 from model.rqwen3 import RQwen3
@@ -51,17 +50,21 @@ class StepResult:
 class TrainSession:
     """A training run in memory."""
 
-    def __init__(self, run: RunConfig, windows: TokenWindows) -> None:
+    def __init__(self, run: RunConfig, windows: TokenWindows, team: Team | None = None) -> None:
         """Build a freshly initialised model at step 0.
 
         Args:
             run: the configuration.
             windows: the data.
+            team: the processes that train it together; by default this one alone.
 
         Raises:
-            ConfigError: the device is not there, or the tokenizer has more ids than the embedding.
+            ConfigError: the device is not there, the tokenizer has more ids than the embedding, or the
+                micro-batches can't be shared evenly.
         """
         self.run, self.config, self.windows = run, run.training, windows
+        self.team = team or Team()
+        self.micro_batches = micro_batches_each(self.config, self.team)
         if windows.manifest.vocab_size > run.model.vocab_size:
             raise ConfigError(
                 f"model.vocab_size = {run.model.vocab_size:,} has fewer rows than the tokenizer's "
@@ -77,53 +80,50 @@ class TrainSession:
         wanted = run.training.compile if self.device.type == "cuda" else run.training.compile_on_cpu
         self.compiled = wanted and compile_blocks(self.model)
         self._proven = not self.compiled
+        self.shared = SharedModel(self.model, self.team, run.training.parallel)
         self.optimizer = make_optimizer(self.model, run.training)
         self.step = 0
         self.loss_history: list[float] = []
         self._reader: StepReader | None = None
-        self._partial: list[npt.NDArray[np.int64]] = []
+        self._partial: list[torch.Tensor] = []
 
     @property
     def data_offset(self) -> int:
         """Position in the run's data, in target tokens."""
         return self.step * self.config.tokens_per_step
 
-    def train_step(self, should_stop: Callable[[], bool] = lambda: False) -> StepResult | None:
+    def train_step(
+        self, should_stop: Callable[[], bool] = lambda: False, waiting: Callable[[], bool] = lambda: False
+    ) -> StepResult | None:
         """Make one optimiser step.
 
         Args:
-            should_stop: asked before every micro-batch.
+            should_stop: asked before every micro-batch, equally often on all ranks.
+            waiting: asked while the data is not there yet; not so.
 
         Returns:
             What it did; None if it was told to stop, in which case partial gradients are dropped
             and the session stands at the step before, its random state too.
         """
         started, random_state = time.perf_counter(), self.random_state()
-        tokens_SL = self._next_tokens()
+        tokens_SL = self._next_tokens(waiting)
         data_wait_s = time.perf_counter() - started
         rate = learning_rate(self.step + 1, self.config)
         total = torch.zeros((), device=self.device)
         size = self.config.micro_batch_size
-        for first in range(0, len(tokens_SL), size):
-            if should_stop():
+        for number in range(self.micro_batches):
+            if should_stop() or tokens_SL is None:
                 self.optimizer.zero_grad(set_to_none=True)
                 self.restore_random_state(random_state)  # dropout has drawn from it
-                self._partial = [tokens_SL]
+                self._partial = [] if tokens_SL is None else [tokens_SL]
                 return None
-            phases.enter_micro_batch(
-                "micro_batch" if self._proven else "compile", self.step + 1, tokens_SL[first : first + size]
-            )
-            total += self._micro_batch(tokens_SL[first : first + size])
+            micro_batch = tokens_SL[number * size : (number + 1) * size]
+            phases.enter_micro_batch("micro_batch" if self._proven else "compile", self.step + 1, micro_batch)
+            with self.shared.accumulating(last=number + 1 == self.micro_batches):
+                total += self._micro_batch(micro_batch)
         phases.enter("optimizer_step", self.step + 1)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        # The fused kernel itself leaves everything as it is where this is 1: nothing waits to learn it.
-        self.optimizer.found_inf = (~torch.isfinite(total + norm)).float()  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss, grad_norm = float(total), float(norm)  # the only wait for the device, at the end of the step
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        loss, grad_norm, skipped = self._update(total, norm, rate)
         self.step += 1
         self.loss_history.append(loss)
         phases.enter("step_done", self.step)
@@ -137,17 +137,39 @@ class TrainSession:
             data_wait_s=data_wait_s,
         )
 
-    def _micro_batch(self, tokens_BL: npt.NDArray[np.int64]) -> torch.Tensor:
-        tokens_BL_ = torch.from_numpy(tokens_BL)
-        if self.device.type == "cuda":  # only pinned memory is copied without waiting for the device
-            tokens_BL_ = tokens_BL_.pin_memory().to(self.device, non_blocking=True)
+    def _update(self, total: torch.Tensor, norm: torch.Tensor, rate: float) -> tuple[float, float, bool]:
+        """Move the weights, unless loss or gradient is not finite; returns loss, norm, and whether it did not."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self.team.size == 1:
+            # The fused kernel itself leaves everything as it is where this is 1: the only wait for the
+            # device comes when the whole step is under way.
+            self.optimizer.found_inf = (~torch.isfinite(total + norm)).float()  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()
+            loss, grad_norm = float(total), float(norm)
+            skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        else:  # all processes must agree before any of them moves
+            loss = float(self.team.sum(total.double().cpu())) / self.team.size
+            grad_norm = float(whole_tensor(norm))
+            skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+            if not skipped:
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, grad_norm, skipped
+
+    def _micro_batch(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        """Add a micro-batch's gradient; returns its part of the step's loss, times the number of ranks.
+
+        That factor is there because the ranks' gradients are averaged, and what is wanted is their sum.
+        """
+        tokens_BL = tokens_BL.to(self.device, non_blocking=True)
         if not self._proven:
-            self._prove_compiler(tokens_BL_)
-        return self._add_gradient(tokens_BL_)
+            self._prove_compiler(tokens_BL)
+        return self._add_gradient(tokens_BL)
 
     def _add_gradient(self, tokens_BL: torch.Tensor) -> torch.Tensor:
         with self.autocast():
-            loss = self.model.loss(tokens_BL[:, :-1], tokens_BL[:, 1:], self.config.tokens_per_step)
+            loss = self.shared.loss(tokens_BL[:, :-1], tokens_BL[:, 1:], self.config.tokens_per_step // self.team.size)
         loss.backward()
         return loss.detach()
 
@@ -176,13 +198,19 @@ class TrainSession:
         """bf16 matrix products on CUDA, plain fp32 on a CPU."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
-    def _next_tokens(self) -> npt.NDArray[np.int64]:
+    def _next_tokens(self, waiting: Callable[[], bool] = lambda: False) -> torch.Tensor | None:
         if self._partial:
             return self._partial.pop()
         if self._reader is None:
-            first_sample = self.data_offset // self.config.seq_len
-            self._reader = StepReader(self.windows, first_sample, self.config.sequences_per_step, self.config.seed)
-        return self._reader.next()
+            self._reader = StepReader(
+                self.windows,
+                self.data_offset // self.config.seq_len,
+                self.config.sequences_per_step,
+                self.config.seed,
+                share=(self.team.rank, self.team.size),
+                pinned=self.device.type == "cuda",
+            )
+        return self._reader.next(waiting)
 
     def reset(self) -> None:
         """Go back to step 0 as freshly built: the seed's weights, no moments, no gradients, no history."""
@@ -191,7 +219,7 @@ class TrainSession:
         self.step, self.loss_history = 0, []
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
-        self.model.initialise(self.config.seed)
+        self.shared.initialise(self.config.seed)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -200,11 +228,11 @@ class TrainSession:
             self._reader = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: its six entries, not copied."""
+        """What a checkpoint holds: its six entries, not copied; on the first rank alone, and all must ask."""
         return {
             "step": self.step,
-            "model_state_dict": self.model.state_dict(),
-            "optimizer_state_dict": self.optimizer.state_dict(),
+            "model_state_dict": whole(dict(self.model.state_dict()), self.team),
+            "optimizer_state_dict": whole(self.optimizer.state_dict(), self.team),
             "scheduler_state_dict": scheduler_state(self.step, self.config),
             "loss_history": list(self.loss_history),
             "data_offset": self.data_offset,
@@ -228,8 +256,8 @@ class TrainSession:
                 "Give the manifest it was trained on, or another run.name for a new experiment."
             )
         state = load(saved.path)
-        load_weights(self.model, state["model_state_dict"], str(saved.path))
-        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        load_weights(self.model, spread_weights(state["model_state_dict"], self.model), str(saved.path))
+        self.optimizer.load_state_dict(spread_moments(state["optimizer_state_dict"], self.optimizer))
         self.step, self.loss_history = int(state["step"]), list(state["loss_history"])
         if state["data_offset"] != self.data_offset:
             raise CheckpointError(
@@ -286,10 +314,14 @@ def compile_blocks(model: RQwen3) -> bool:
 
 
 def set_threads() -> int:
-    """Use as many threads as this process may run on, or as SLURM gave the task; returns them."""
+    """Use as many threads as this process may run on, or as SLURM gave the task; returns them.
+
+    Processes that torchrun started on this machine share them.
+    """
     allowed = len(os.sched_getaffinity(0))
     granted = os.environ.get("SLURM_CPUS_PER_TASK", "")
     threads = min(allowed, int(granted)) if granted.isdigit() and int(granted) > 0 else allowed
+    threads = max(1, threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch.set_num_threads(threads)
     return threads
 

@@ -119,9 +119,11 @@ def open_shard(root: Path, entry: ShardEntry) -> npt.NDArray[np.uint32]:
         raise CorpusError(f"{path}: the manifest lists this shard, but it is not there. {again}")
     size_bytes = path.stat().st_size
     if size_bytes != entry.tokens * TOKEN_BYTES:
+        halved = size_bytes == entry.tokens * TOKEN_BYTES // 2
+        why = "it looks like 16-bit tokens" if halved else "the write was cut, or the file is another one"
         raise CorpusError(
             f"{path}: {size_bytes:,} bytes, but {entry.tokens:,} uint32 tokens are {entry.tokens * TOKEN_BYTES:,}; "
-            f"the write was probably cut. {again}"
+            f"{why}. {again}"
         )
     if not 0 <= entry.tokens_used <= entry.tokens:
         raise CorpusError(f"{path}: the manifest uses {entry.tokens_used:,} of {entry.tokens:,} tokens. {again}")

@@ -15,6 +15,7 @@ from model import checkpoint, dry_step, lock, metrics, phases
 from model.bits_per_byte import heldout_streams
 from model.config import RunConfig, load_run_config
 from model.console import Pace, clock, introduce, say
+from model.distributed import Team, join, leave
 from model.errors import CheckpointError, LockHeldError, OutOfMemory, RQwen3Error, TrainingError
 from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
@@ -64,23 +65,29 @@ def run_submission(submission: Submission, stop: StopWatch) -> int:
         RQwen3Error: configuration, data, checkpoint or numbers are unusable.
     """
     run = load_run_config(submission.config)
+    team = join(run.training.device)
+    stop.agree = team.agree
     who = {"submission": submission.attempt.submission, "attempt": submission.attempt.attempt}
     record = {**who, "from_step": None, "started": metrics.now()}
-    held = lock.acquire(submission.run_dir / "LOCK", record, submission.job_alive_command)
+    path = submission.run_dir / "LOCK"
+    held = team.first_does(lambda: lock.acquire(path, record, submission.job_alive_command))
     try:
-        return _Trainer(submission, run, stop, held).run()
+        code = _Trainer(submission, run, stop, held, team).run()
     finally:
-        held.release()
+        if team.first:
+            held.release()
+    leave(team)
+    return code
 
 
 class _Trainer:
     """The state of one submission; `run` goes through it once."""
 
-    def __init__(self, submission: Submission, run: RunConfig, stop: StopWatch, held: lock.RunLock) -> None:
+    def __init__(self, submission: Submission, run: RunConfig, stop: StopWatch, held: lock.RunLock, team: Team) -> None:
         self.submission, self.run_config, self.config = submission, run, run.training
-        self.stop, self.lock = stop, held
+        self.stop, self.lock, self.team = stop, held, team
         self.folder = submission.run_dir / "checkpoints"
-        self.log = RunLog(submission.run_dir, submission.attempt)
+        self.log = RunLog(submission.run_dir, submission.attempt, team)
         self.began, self.started = time.monotonic(), metrics.now()
         self.session: TrainSession | None = None
         self.saver = Saver(self.folder, self.config, self._saved)
@@ -91,7 +98,7 @@ class _Trainer:
 
     def run(self) -> int:
         """Everything between taking the lock and releasing it."""
-        if self.lock.predecessor is not None:
+        if self.lock.predecessor is not None and self.team.first:
             self._record_killed(self.lock.predecessor)
         try:
             session = self.session = self._prepare()
@@ -128,14 +135,11 @@ class _Trainer:
             )
 
     def _prepare(self) -> TrainSession:
-        run_dir = self.submission.run_dir
-        keep_config(self.submission.config, run_dir / "config.toml", self.run_config)
-        for folder in (run_dir, self.folder):
-            sweep_temporaries(folder)
+        self.team.first_does(self._prepare_folder)
         threads = set_threads()
         manifest = read_manifest(self.submission.manifest)
         windows = TokenWindows(manifest, self.config.seq_len)
-        windows.check(hash_all=self.submission.verify_data)
+        self.team.first_does(lambda: windows.check(hash_all=self.submission.verify_data))
         self.tokenizer = load_tokenizer(manifest.root / manifest.tokenizer_path)
         self.streams, missing = heldout_streams(manifest, self.config.eval_max_tokens)
         if missing:
@@ -143,15 +147,22 @@ class _Trainer:
         checked = sum(len(stream.text_bytes) for stream in self.streams)
         say(f"held-out: the tokens of all {checked:,} documents stand for exactly the bytes of their texts")
         self.manifest = manifest
-        require_free_bytes(self.folder, 2 * checkpoint_bytes(self.run_config.model), "two checkpoints")
-        session = TrainSession(self.run_config, windows)
-        self.provenance = metrics.provenance(session.device)
+        needed_bytes = 2 * checkpoint_bytes(self.run_config.model)
+        self.team.first_does(lambda: require_free_bytes(self.folder, needed_bytes, "two checkpoints"))
+        session = TrainSession(self.run_config, windows, self.team)
+        self.provenance = {**metrics.provenance(session.device), "processes": self.team.size}
         if self.config.dry_step:
             self._dry_step(session)
         with phases.within("resume"):
             self._resume(session)
         introduce(self.run_config, session, threads)
         return session
+
+    def _prepare_folder(self) -> None:
+        run_dir = self.submission.run_dir
+        keep_config(self.submission.config, run_dir / "config.toml", self.run_config)
+        for folder in (run_dir, self.folder):
+            sweep_temporaries(folder)
 
     def _dry_step(self, session: TrainSession) -> None:
         measured = dry_step.take(session, self.streams, self.submission.run_dir, self.stop.should_stop)
@@ -160,8 +171,10 @@ class _Trainer:
             say("dry step: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()))
 
     def _resume(self, session: TrainSession) -> None:
-        steps = checkpoint.steps_in(self.folder)
-        saved = self.saver.saved = checkpoint.newest_good(self.folder)
+        steps, saved = self.team.first_does(
+            lambda: (checkpoint.steps_in(self.folder), checkpoint.newest_good(self.folder))
+        )
+        self.saver.saved = saved
         if saved is None and steps:
             raise CheckpointError(
                 f"{self.folder}: none of the {len(steps)} checkpoints is whole; refusing to start anew over them. "
@@ -174,7 +187,7 @@ class _Trainer:
             checkpoint.prune(self.folder, self.config, saved)  # of which a kill may have deprived it
             say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
-        self.lock.update(from_step=session.step)
+        self.team.first_does(lambda: self.lock.update(from_step=session.step))
 
     def _loop(self, session: TrainSession) -> str:
         """Train; returns `finished`, `until_step`, or the reason to stop."""
@@ -182,7 +195,7 @@ class _Trainer:
         self.last_save = time.monotonic()
         last_step = min(self.config.max_steps, self.submission.until_step or self.config.max_steps)
         while session.step < last_step:
-            result = session.train_step(self.stop.should_stop)
+            result = session.train_step(self.stop.should_stop, self.stop.noticed)
             if result is None:
                 return str(self.stop.reason)
             self._check_finite(result)
@@ -204,7 +217,7 @@ class _Trainer:
     def _milestones(self, session: TrainSession) -> None:
         """Do what is due after a step, unless it is time to stop, or would be before that ended."""
         step = session.step
-        if (why := self.saver.look()) is not None:
+        if (why := self.team.first_does(self.saver.look)) is not None:
             checkpoint.warn(f"{why} Saving step {step:,} while training waits.")
             self._save(session, background=False)
         elif self._save_due(step) and not self._too_late_for(self.stop.save_s):
@@ -266,7 +279,7 @@ class _Trainer:
 
     def _save(self, session: TrainSession, *, background: bool) -> None:
         """Save the state as it stands; the weights' distribution goes on record with it."""
-        if not self.lock.still_held():
+        if not self.team.first_does(self.lock.still_held):
             raise LockHeldError(
                 f"{self.lock.path}: the lock was removed or taken over; not saving beside another trainer."
             )
@@ -283,7 +296,8 @@ class _Trainer:
             "created": metrics.now(),
         }
         self.log.weights(session.step, session.model)
-        self.saver.save(session.state(), sidecar, began=began, background=background)
+        state = session.state()
+        self.team.first_does(lambda: self.saver.save(state, sidecar, began=began, background=background))
         phases.enter("train", session.step)
 
     def _saved(self, report: SaveReport) -> None:
@@ -310,26 +324,33 @@ class _Trainer:
         phases.enter("sampling", session.step)
         began, prompt = time.monotonic(), self.config.sample_prompt
         sampling = Sampling(new_tokens=self.config.sample_new_tokens)
-        text = continue_text(session.model, self.tokenizer, prompt, sampling, self.stop.should_stop)
+        with session.shared.gathered():
+            text = self.team.first_does(
+                lambda: continue_text(session.model, self.tokenizer, prompt, sampling, self.stop.noticed)
+            )
         if not self.stop.should_stop():  # else it may be cut short
             self.sample_s = max(self.sample_s, time.monotonic() - began)
             self.log.sample(session.step, prompt, text)
 
     def _finish(self, session: TrainSession, reason: str) -> str:
         """Save what is not saved, and name the final checkpoint once nothing is left to do."""
-        if (why := self.saver.wait()) is not None:
+        if (why := self.team.first_does(self.saver.wait)) is not None:
             checkpoint.warn(f"{why} Saving step {session.step:,} anew.")
-        if session.step > self.saver.saved_step:
+        if session.step > self.team.first_does(lambda: self.saver.saved_step):
             self._save(session, background=False)
-        if reason != "finished" or self.saver.saved is None:
+        if reason != "finished":
             return reason
         self._make_up(session)
         evaluated = not self.streams or self.log.has("metrics.jsonl", session.step, "heldout")
         if not evaluated or not self.log.has("samples.jsonl", session.step):
             return str(self.stop.reason)
         phases.enter("final", session.step)
-        self.saver.saved = checkpoint.save_final(self.saver.saved)
+        self.team.first_does(self._name_final)
         return "finished"
+
+    def _name_final(self) -> None:
+        if self.saver.saved is not None:
+            self.saver.saved = checkpoint.save_final(self.saver.saved)
 
     def _record(self, reason: str, exit_code: int, error: str | None) -> None:
         to_step = self.session.step if self.session else self.from_step

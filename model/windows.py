@@ -1,15 +1,17 @@
 """Reading windows of tokens from the shards that a manifest lists.
 
 `model.order.WindowLayout` says where a window lies; here are the mapped files behind it, the check
-of the data before the first step, and reading one step ahead in a thread. A window costs one copy of
-4 · (seq_len + 1) bytes; opening costs no read; the check reads at most `SAMPLE_TOKENS` of a shard.
+of the data before the first step, and a thread that reads some steps ahead. A window costs one copy
+of 4 · (seq_len + 1) bytes; opening costs no read; the check reads at most `SAMPLE_TOKENS` of a shard.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import queue
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from model.errors import CorpusError
 from model.files import sha256_file
@@ -20,6 +22,9 @@ SAMPLE_BLOCKS, BLOCK_TOKENS = 64, 16_384
 SAMPLE_TOKENS = SAMPLE_BLOCKS * BLOCK_TOKENS
 HASHED_BYTES = 256 * 2**20
 """A corpus up to this size is hashed whole before the first step; a larger one when asked for."""
+STEPS_AHEAD = 2
+"""Steps whose tokens may wait in memory, 8 bytes a token, beside the one at work and the one being read."""
+POLL_S = 0.2
 AGAIN = "Make it again: rqwen3 corpus build"
 
 
@@ -48,13 +53,16 @@ class TokenWindows:
         """Windows of one epoch."""
         return self.layout.total
 
-    def read(self, windows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The tokens of some windows: int64, shape (len(windows), seq_len + 1).
+    def read(
+        self, windows: Sequence[int] | npt.NDArray[np.int64], into_: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The tokens of some windows: int64, shape (len(windows), seq_len + 1), in `into_` if that is given.
 
         Raises:
             CorpusError: a token is no id of the tokenizer; the message names shard and place.
         """
-        tokens_ = np.empty((len(windows), self.layout.seq_len + 1), dtype=np.int64)
+        shape = (len(windows), self.layout.seq_len + 1)
+        tokens_ = np.empty(shape, dtype=np.int64) if into_ is None else into_
         for row_, window in zip(tokens_, windows, strict=True):
             filled = 0
             for piece in self.layout.pieces(int(window)):
@@ -107,10 +115,12 @@ def require_ids(part_: npt.NDArray[np.uint32], manifest: Manifest, entry: ShardE
         CorpusError: the message names the shard, the place and the id.
     """
     if part_.size and int(part_.max()) >= manifest.vocab_size:
-        place = start + int(np.argmax(part_ >= manifest.vocab_size))
+        first = int(np.argmax(part_ >= manifest.vocab_size))
+        swapped = int(part_.byteswap().max()) < manifest.vocab_size
+        why = "its bytes are in the other (big-endian) order" if swapped else "damaged, or of another tokenizer"
         raise CorpusError(
-            f"{manifest.root / entry.path}: token {place:,} is {int(part_.max()):,}, but the tokenizer has "
-            f"{manifest.vocab_size:,} ids; the file is damaged or of another tokenizer. {AGAIN}"
+            f"{manifest.root / entry.path}: token {start + first:,} is {int(part_[first]):,}, but the tokenizer has "
+            f"{manifest.vocab_size:,} ids: {why}. {AGAIN}"
         )
 
 
@@ -124,26 +134,83 @@ def _require_hash(manifest: Manifest, entry: ShardEntry) -> None:
 
 
 class StepReader:
-    """The tokens of one optimiser step after another, the next one read while this one is used."""
+    """The tokens of one optimiser step after another, read ahead by a thread into a bounded queue.
 
-    def __init__(self, windows: TokenWindows, first_sample: int, sequences_per_step: int, seed: int) -> None:
-        """Begin at sample `first_sample` of the run."""
-        self._windows, self._seed = windows, seed
-        self._sequences = sequences_per_step
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="windows")
-        self._ahead = self._begin(first_sample)
+    Its whole state is the position that it began at and how often `next` was called. A window is
+    copied once, from the mapped shard into the tensor that goes to the device.
+    """
 
-    def next(self) -> npt.NDArray[np.int64]:
-        """The next step's tokens: int64, shape (sequences_per_step, seq_len + 1)."""
-        sample, future = self._ahead
-        tokens_ = future.result()
-        self._ahead = self._begin(sample + self._sequences)
-        return tokens_
+    def __init__(
+        self,
+        windows: TokenWindows,
+        first_sample: int,
+        sequences_per_step: int,
+        seed: int,
+        *,
+        share: tuple[int, int] = (0, 1),
+        pinned: bool = False,
+    ) -> None:
+        """Begin at sample `first_sample` of the run.
+
+        Args:
+            windows: the data.
+            first_sample: position in the run, in windows.
+            sequences_per_step: windows of a step.
+            seed: of the order.
+            share: (rank, ranks): this process reads that consecutive part of each step's windows.
+            pinned: into page-locked memory, from which a GPU copies without waiting.
+        """
+        rank, ranks = share
+        self._windows, self._seed, self._pinned = windows, seed, pinned
+        self._stride, self._sequences = sequences_per_step, sequences_per_step // ranks
+        self._queue: queue.Queue[torch.Tensor | BaseException] = queue.Queue(maxsize=STEPS_AHEAD)
+        self._closed = threading.Event()
+        begin = first_sample + rank * self._sequences
+        self._thread = threading.Thread(target=self._work, args=(begin,), name="windows", daemon=True)
+        self._thread.start()
+
+    def next(self, should_stop: Callable[[], bool] = lambda: False) -> torch.Tensor | None:
+        """The next step's tokens: int64, shape (sequences_per_step / ranks, seq_len + 1).
+
+        Args:
+            should_stop: asked while there is nothing yet; None is returned if it says so, and the
+                next call has the same tokens.
+
+        Raises:
+            CorpusError: a token is no id of the tokenizer, or the shards can't be read any more.
+        """
+        while True:
+            try:
+                read = self._queue.get(timeout=POLL_S)
+            except queue.Empty:
+                if should_stop():
+                    return None
+                continue
+            if isinstance(read, BaseException):
+                self._queue.put(read)  # whoever asks again is told again
+                raise read
+            return read
 
     def close(self) -> None:
         """Stop reading."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._closed.set()
 
-    def _begin(self, sample: int) -> tuple[int, "Future[npt.NDArray[np.int64]]"]:
-        numbers = window_numbers(sample, self._sequences, len(self._windows), self._seed)
-        return sample, self._pool.submit(self._windows.read, numbers)
+    def _work(self, sample: int) -> None:
+        try:
+            while not self._closed.is_set():
+                numbers = window_numbers(sample, self._sequences, len(self._windows), self._seed)
+                tokens = torch.empty(
+                    (self._sequences, self._windows.layout.seq_len + 1), dtype=torch.int64, pin_memory=self._pinned
+                )
+                self._windows.read(numbers, tokens.numpy())
+                self._put(tokens)
+                sample += self._stride
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, read: torch.Tensor | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                return self._queue.put(read, timeout=POLL_S)
+            except queue.Full:
+                continue

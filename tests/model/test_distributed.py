@@ -1,0 +1,219 @@
+"""One run on one process and on two, over gloo: the same windows, the same losses, one writer."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from model import checkpoint, pretrain
+from model.config import TrainConfig
+from model.distributed import Team, micro_batches_each, whole
+from model.errors import ConfigError, CorpusError
+from model.files import read_jsonl
+from model.windows import StepReader, TokenWindows
+from tests.model.conftest import REPOSITORY
+
+SLOW = """
+import os, sys, time
+from pathlib import Path
+from model import launch, pretrain
+import model.session as session
+Path(sys.argv[1], "pid" + os.environ["RANK"]).write_text(str(os.getpid()))
+step = session.TrainSession.train_step
+session.TrainSession.train_step = lambda *arguments: (time.sleep(0.05), step(*arguments))[1]
+sys.exit(launch.report(pretrain.main(sys.argv[2:])))
+"""
+"""The trainer, its steps slowed down so that there is time to interrupt them; it leaves its process's number."""
+
+
+STARTED: list[subprocess.Popen] = []
+
+
+def start(tiny, submission: int, *more: str, program: tuple[str, ...] = ("-m", "model.pretrain")) -> subprocess.Popen:
+    """Start two processes of the trainer under the launcher."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "model.launch", "--nproc-per-node", "2", *program, *tiny.arguments(submission, *more)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    STARTED.append(process)
+    return process
+
+
+def two(tiny, submission: int, *more: str) -> int:
+    """Train on two processes to the end; returns the exit code."""
+    process = start(tiny, submission, *more)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode in (0, 75), output
+    return process.returncode
+
+
+def one(tiny, submission: int, *more: str) -> int:
+    return pretrain.main(tiny.arguments(submission, *more))
+
+
+def losses(tiny) -> torch.Tensor:
+    return torch.tensor(checkpoint.load(tiny.checkpoints / "final.pt")["loss_history"])
+
+
+def heldout(tiny, step: int) -> list[float]:
+    """Held-out losses of a step as they were logged, source by source."""
+    records = read_jsonl(tiny.run_dir / "metrics.jsonl")
+    return [r["loss"] for r in records if r["kind"] == "heldout" and r["step"] == step]
+
+
+def wait_for(condition, what: str, timeout_s: float = 180.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def last_step(tiny) -> int:
+    return max((r["step"] for r in read_jsonl(tiny.run_dir / "metrics.jsonl") if r["kind"] == "train"), default=0)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> object:
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            for child in (*psutil.Process(process.pid).children(recursive=True), process):
+                child.kill()
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers_left() -> object:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_ranks_together_read_the_windows_that_one_process_reads(tiny) -> None:
+    windows = TokenWindows(tiny.manifest, 32)
+    whole_reader = StepReader(windows, 16, 8, seed=3)
+    shares = [StepReader(windows, 16, 8, seed=3, share=(rank, 4)) for rank in range(4)]
+    for _ in range(5):
+        parts = [reader.next() for reader in shares]
+        assert torch.equal(torch.cat([part for part in parts if part is not None]), whole_reader.next())
+    for reader in (whole_reader, *shares):
+        reader.close()
+
+
+def test_micro_batches_that_do_not_share_out_are_refused_with_ones_that_do() -> None:
+    config = TrainConfig(max_steps=1000, seq_len=8, micro_batch_size=4, accumulation=3)
+    assert micro_batches_each(config, Team(size=3)) == 1
+    with pytest.raises(ConfigError, match="micro_batch_size = 3, accumulation = 4"):
+        micro_batches_each(config, Team(size=2))
+    with pytest.raises(ConfigError, match="a number of processes that divides 12"):
+        micro_batches_each(config, Team(size=5))
+    assert micro_batches_each(dataclasses.replace(config, micro_batch_size=3, accumulation=4), Team(size=2)) == 2
+
+
+def test_team_of_one_needs_nobody() -> None:
+    alone = Team()
+    state = {"a": [torch.ones(2)], "b": 3}
+    assert alone.first
+    assert alone.agree(None) is None
+    assert alone.agree("SIGTERM") == "SIGTERM"
+    assert alone.first_does(lambda: 5) == 5
+    assert whole(state, alone)["a"][0] is state["a"][0]  # nothing is copied
+    with pytest.raises(CorpusError, match="as it was"):
+        alone.first_does(lambda: (_ for _ in ()).throw(CorpusError("as it was")))
+
+
+def test_one_process_then_two_lose_the_same(make_run) -> None:
+    straight, mixed = make_run("straight"), make_run("mixed")
+    assert one(straight, 1) == 0
+    assert one(mixed, 1, "--until-step", "5") == 75
+    assert two(mixed, 2) == 0
+    assert (losses(mixed) - losses(straight)).abs().max() < 1e-5
+    for step in (1, 6, 12):
+        assert heldout(mixed, step) == pytest.approx(heldout(straight, step), abs=1e-5)
+    ledger = read_jsonl(mixed.run_dir / "ledger.jsonl")
+    assert [(r["from_step"], r["saved_step"], r["processes"]) for r in ledger] == [(0, 5, 1), (5, 12, 2)]
+    lines = [r["step"] for r in read_jsonl(mixed.run_dir / "metrics.jsonl") if r["kind"] == "train"]
+    assert lines == list(range(1, 13))  # the first rank alone writes
+    assert not (mixed.run_dir / "LOCK").exists()
+
+
+def test_signal_to_one_rank_stops_all_with_everything_saved(tiny) -> None:
+    tiny.set(max_steps=4000, save_every_steps=5000)
+    script = tiny.root / "slow.py"
+    script.write_text(SLOW)
+    process = start(tiny, 1, program=(str(script), str(tiny.root)))
+    wait_for(lambda: last_step(tiny) >= 2, "step 2")
+    os.kill(int((tiny.root / "pid1").read_text()), signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    record = read_jsonl(tiny.run_dir / "ledger.jsonl")[0]
+    assert (record["stop_reason"], record["exit_code"], record["lost_steps"]) == ("SIGTERM", 75, 0)
+    assert record["saved_step"] == checkpoint.steps_in(tiny.checkpoints)[-1] >= 2
+    assert not (tiny.run_dir / "LOCK").exists()
+
+
+@pytest.mark.long
+def test_signals_to_the_launcher_save_and_its_exit_code_says_so(tiny) -> None:
+    tiny.set(max_steps=4000, save_every_steps=5000)
+    script = tiny.root / "slow.py"
+    script.write_text(SLOW)
+    process = start(tiny, 1, program=(str(script), str(tiny.root)))
+    wait_for(lambda: last_step(tiny) >= 2, "step 2")
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    record = read_jsonl(tiny.run_dir / "ledger.jsonl")[0]
+    assert record["stop_reason"] in ("SIGUSR1", "SIGTERM")
+    assert record["lost_steps"] == 0
+    for rank in range(2):
+        assert not Path("/proc", (tiny.root / f"pid{rank}").read_text()).exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tied", [False, True])
+def test_replicated_then_sharded_then_single_lose_the_same(make_run, tied: bool) -> None:
+    straight, mixed = make_run("straight"), make_run("mixed")
+    for run in (straight, mixed):
+        lines = run.config_path.read_text().replace("[training]", f"tie_embeddings = {str(tied).lower()}\n[training]")
+        run.config_path.write_text(lines + 'parallel = "ddp"\n')
+    assert one(straight, 1) == 0
+    assert two(mixed, 1, "--until-step", "3") == 75
+    mixed.set(parallel="fsdp")
+    assert two(mixed, 2, "--until-step", "9") == 75
+    state = checkpoint.load(mixed.checkpoints / "step_9.pt")
+    shapes = {name: tensor.shape for name, tensor in state["model_state_dict"].items()}
+    reference = checkpoint.load(straight.checkpoints / "step_12.pt")
+    assert shapes == {name: tensor.shape for name, tensor in reference["model_state_dict"].items()}
+    assert list(state) == list(reference)
+    assert one(mixed, 3) == 0
+    assert (losses(mixed) - losses(straight)).abs().max() < 1e-5
+    for step in (1, 6, 12):
+        assert heldout(mixed, step) == pytest.approx(heldout(straight, step), abs=1e-5)
+    assert [r["step"] for r in read_jsonl(mixed.run_dir / "samples.jsonl")] == [0, 6, 12]
+    assert [r["step"] for r in read_jsonl(mixed.run_dir / "weights.jsonl")] == [3, 4, 8, 9, 12]
+
+
+@pytest.mark.long
+def test_error_of_the_first_rank_ends_all_with_its_code(make_run) -> None:
+    run = make_run("run")
+    run.run_dir.mkdir(parents=True)
+    holder = one(run, 1, "--until-step", "2")
+    assert holder == 75
+    run.set(learning_rate=2e-2)
+    process = start(run, 2)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert output.count("error: ") == 1
