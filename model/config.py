@@ -19,6 +19,8 @@ from typing import Any
 from model.errors import ConfigError
 
 SECTIONS = ("run", "data", "model", "training", "submissions", "evaluation")
+LINE = "\n  "
+"""Between the problems of one message."""
 T = typing.TypeVar("T")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -295,23 +297,26 @@ def load_run_config(path: Path) -> RunConfig:
     """Read a run's TOML file.
 
     Raises:
-        ConfigError: the file is missing or no TOML, or a section, key or value is not usable; the
-            message names it and the valid ones.
+        ConfigError: the file is missing or no TOML, or sections, keys or values are not usable; the
+            message names them all, and the valid ones.
     """
     sections = read_toml(path)
-    unknown = [name for name in sections if name not in SECTIONS]
-    if unknown:
-        raise ConfigError(f"{path}: {_unknown('section', unknown[0], SECTIONS)}")
-    try:
-        run = build(_RunSection, sections.get("run", {}), "run")
-        return RunConfig(
-            name=run.name,
-            model=build(CoreConfig, sections.get("model", {}), "model"),
-            training=build(TrainConfig, sections.get("training", {}), "training"),
-            sections=sections,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    problems: list[str] = []
+    if unknown := [name for name in sections if name not in SECTIONS]:
+        problems.append(_unknown("section", unknown, SECTIONS))
+    parts: list[Any] = []
+    for name, cls in (("run", _RunSection), ("model", CoreConfig), ("training", TrainConfig)):
+        try:
+            parts.append(build(cls, sections.get(name, {}), name))
+        except ConfigError as error:
+            problems.append(str(error))
+    if not problems:
+        run, model, training = parts
+        try:
+            return RunConfig(name=run.name, model=model, training=training, sections=sections)
+        except ConfigError as error:
+            problems.append(str(error))
+    raise ConfigError(f"{path}: {LINE.join(problems)}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -337,21 +342,29 @@ def build(cls: type[T], values: Any, where: str) -> T:
         where: its dotted name, for messages.
 
     Raises:
-        ConfigError: an unknown key (the valid ones are listed), a missing one, or a wrong type.
+        ConfigError: unknown keys (the valid ones are listed), missing ones, wrong types: all of them are named;
+            or the first value that is not possible.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"[{where}] must be a table, not {values!r}")
     table = typing.cast(dict[str, Any], values)
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType] T is a dataclass
-    for key in table:
-        if key not in fields:
-            raise ConfigError(f"[{where}] {_unknown('key', key, fields)}")
+    problems: list[str] = []
+    if unknown := [key for key in table if key not in fields]:
+        problems.append(f"[{where}] {_unknown('key', unknown, fields)}")
     required = [name for name, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
-    missing = [name for name in required if name not in table]
-    if missing:
-        raise ConfigError(f"[{where}] lacks {', '.join(missing)}")
-    return cls(**{key: _coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()})
+    if missing := [name for name in required if name not in table]:
+        problems.append(f"[{where}] lacks {', '.join(missing)}")
+    arguments: dict[str, Any] = {}
+    for key in table.keys() & fields.keys():
+        try:
+            arguments[key] = _coerce(table[key], hints[key], f"{where}.{key}")
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(LINE.join(sorted(problems)))
+    return cls(**arguments)
 
 
 def _coerce(value: Any, hint: Any, where: str) -> Any:
@@ -369,11 +382,12 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-def _unknown(kind: str, name: str, valid: typing.Iterable[str]) -> str:
-    names = sorted(valid)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"has no {kind} {name!r}.{hint} Valid: {', '.join(names)}."
+def _unknown(kind: str, names: list[str], valid: typing.Iterable[str]) -> str:
+    known, told = sorted(valid), list[str]()
+    for name in names:
+        near = difflib.get_close_matches(name, known, n=1)
+        told.append(f"has no {kind} {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+    return f"{' It '.join(told)} Valid: {', '.join(known)}."
 
 
 def _require(condition: bool, message: str) -> None:

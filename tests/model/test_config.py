@@ -112,3 +112,22 @@ def test_sequence_longer_than_the_tables_is_refused() -> None:
     training = build(TrainConfig, {**TRAINING, "seq_len": 4096}, "training")
     with pytest.raises(ConfigError, match=r"training\.seq_len = 4096 exceeds"):
         RunConfig(name="a", model=CoreConfig(**MODEL), training=training)
+
+
+def test_everything_unusable_in_a_file_is_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        "[run]\nname = 'a'\n[modle]\n[model]\nd_modle = 3\nnum_head = 2\n[training]\nmax_steps = 'x'\nseed = 1.5\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(path)
+    told = str(caught.value)
+    for part in (
+        "has no section 'modle'. Did you mean 'model'?",
+        "[model] has no key 'd_modle'. Did you mean 'd_model'? It has no key 'num_head'. Did you mean 'num_heads'?",
+        "[model] lacks vocab_size, d_model",
+        "training.max_steps = 'x' must be of type int, not str",
+        "training.seed = 1.5 must be of type int, not float",
+        "[training] lacks seq_len, micro_batch_size",
+    ):
+        assert part in told, told
