@@ -245,7 +245,7 @@ class _Trainer:
             raise TrainingError(
                 f"step {result.step:,}: loss {result.loss}, gradient norm {result.grad_norm}: not finite, "
                 f"{self.skips} times in a row. Nothing was saved. Lower training.learning_rate, or look at the "
-                f"windows of these steps: rqwen3 trace --step {result.step} --sequence 0"
+                f"documents of these steps: rqwen3 trace --step {result.step} --loss"
             )
         if result.skipped:
             checkpoint.warn(f"step {result.step:,}: loss {result.loss} or its gradient is not finite; update skipped.")

@@ -319,12 +319,24 @@ def experiment_new(ctx: click.Context, name: str, base: str | None, changes: tup
 
 @main.command()
 @click.option("--step", required=True, type=click.IntRange(1), help="Optimiser step, from 1.")
-@click.option("--sequence", required=True, type=click.IntRange(0), help="Sequence within the step, from 0.")
+@click.option("--sequence", type=click.IntRange(0), help="Sequence within the step, from 0.")
+@click.option("--loss", is_flag=True, help="All documents of the step with their losses, the highest first.")
+@click.option("--checkpoint", type=FILE, help="Compute the losses with these weights. [the nearest of the run]")
 @click.pass_context
-def trace(ctx: click.Context, step: int, sequence: int) -> None:
-    """The documents that a training sequence was read from."""
+def trace(ctx: click.Context, step: int, sequence: int | None, loss: bool, checkpoint: Path | None) -> None:
+    """The documents that a training sequence, or with --loss a whole step, was read from."""
     import dataclasses
     import json
+
+    if loss:
+        from rqwen3_pipeline.loss_view import documents_by_loss, table
+
+        used, found = documents_by_loss(_settings(ctx), step, checkpoint)
+        click.echo(f"step {step:,}, losses under {used}", err=True)
+        click.echo(table(found if sequence is None else [one for one in found if one.sequence == sequence]))
+        return
+    if sequence is None:
+        raise click.UsageError("Give --sequence N, or --loss for all sequences of the step.")
 
     from model.shard_format import read_manifest
     from rqwen3_pipeline.corpus.trace import trace as trace_sequence

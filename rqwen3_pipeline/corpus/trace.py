@@ -11,6 +11,7 @@ shards say where each document ends; so the way back needs no log. Costs one col
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -47,6 +48,46 @@ class TracedDocument:
     """Which of the document's tokens that first one is."""
     document_tokens: int
     """Tokens of the whole document, its end-of-text id included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentLoss:
+    """A traced document with its loss in the window."""
+
+    sequence: int
+    """Which sequence of the step it lies in, from 0."""
+    document: TracedDocument
+    """The document, or the part of it."""
+    targets: int
+    """How many of its tokens the loss is of: the first token of a window is predicted by nothing."""
+    loss: float
+    """Their mean loss, nats; maybe not finite."""
+
+
+def document_losses(
+    root: RunRoot, manifest: Manifest, training: TrainConfig, step: int, losses: npt.NDArray[np.float32]
+) -> list[DocumentLoss]:
+    """The documents of a step with their losses, those not finite first, then the highest.
+
+    Args:
+        root: the run root, which holds the shards.
+        manifest: the manifest of the run.
+        training: the run's training section.
+        step: from 1.
+        losses: of each target, shape (sequences of the step, seq_len): place t is that of token t + 1.
+
+    Raises:
+        ConfigError: there is no such step.
+        CorpusError: a table is missing.
+    """
+    found: list[DocumentLoss] = []
+    for sequence in range(training.sequences_per_step):
+        for document in trace(root, manifest, training, step, sequence):
+            first, end = max(document.start, 1) - 1, document.start + document.tokens - 1
+            if end > first:
+                loss = float(losses[sequence, first:end].mean(dtype=np.float64))
+                found.append(DocumentLoss(sequence=sequence, document=document, targets=end - first, loss=loss))
+    return sorted(found, key=lambda one: (np.isfinite(one.loss), -one.loss if np.isfinite(one.loss) else 0.0))
 
 
 def trace(root: RunRoot, manifest: Manifest, training: TrainConfig, step: int, sequence: int) -> list[TracedDocument]:

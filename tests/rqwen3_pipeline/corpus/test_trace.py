@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from model.errors import ConfigError, CorpusError
 from model.order import WindowLayout, window_numbers
 from model.shard_format import docs_path, open_shard, read_manifest
-from rqwen3_pipeline.corpus.trace import trace
+from rqwen3_pipeline.corpus.trace import document_losses, trace
 
 
 @pytest.fixture
@@ -76,3 +76,29 @@ def test_trace_without_the_table_says_what_to_do(root, training, manifest):
         path.unlink()
     with pytest.raises(CorpusError, match=r"docs\.parquet: .* rqwen3 corpus build"):
         trace(root, manifest, training, 1, 0)
+
+
+def test_document_losses_equal_a_plain_loop_over_the_targets(root, training, manifest):
+    windows = windows_by_hand(root, manifest, training.seq_len)
+    losses = np.random.default_rng(1).normal(3, 1, (training.sequences_per_step, training.seq_len)).astype(np.float32)
+    order = window_numbers(training.sequences_per_step, training.sequences_per_step, len(windows), training.seed)
+    expected: dict[tuple[int, str, int], list[float]] = {}
+    for sequence, window in enumerate(order.tolist()):
+        owners = windows[window][1]
+        for place in range(training.seq_len):  # the loss at a place is that of the token after it
+            expected.setdefault((sequence, *owners[place + 1]), []).append(float(losses[sequence, place]))
+    found = document_losses(root, manifest, training, 2, losses)
+    assert len(found) == len(expected)
+    for one in found:
+        values = expected[one.sequence, one.document.shard, one.document.row]
+        assert one.targets == len(values)
+        assert one.loss == pytest.approx(sum(values) / len(values), abs=1e-5)
+    assert [one.loss for one in found] == sorted((one.loss for one in found), reverse=True)
+    assert sum(one.targets for one in found) == losses.size
+
+
+def test_document_losses_put_what_is_not_finite_first(root, training, manifest):
+    losses = np.ones((training.sequences_per_step, training.seq_len), np.float32)
+    losses[1, -1] = np.nan
+    first = document_losses(root, manifest, training, 1, losses)[0]
+    assert (first.sequence, np.isnan(first.loss)) == (1, True)
