@@ -1,9 +1,9 @@
-"""Exact deduplication in two passes: digests per file on disk, then one sort per group.
+"""Exact deduplication in two passes: digests per file on disk, then one comparison per group.
 
 A digest is the SHA-256 of a kept document's NFC text. Of equal digests in a group of sources the
 first by (precedence of the source, file in the lock, row) survives; so the outcome depends on the
-files alone, not on workers, order or restarts. The sort takes about 72 bytes a document of memory
-(all 32 bytes of each digest, and the order) and some seconds per ten million.
+files alone, not on workers, order or restarts. The comparison goes by buckets, see `buckets`: some
+350 MB at most, one byte for every document besides, and some seconds per twenty million.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -11,6 +11,7 @@ files alone, not on workers, order or restarts. The sort takes about 72 bytes a 
 # (pyarrow ships no types)
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from model.files import atomic_path
+from rqwen3_pipeline.corpus.buckets import (
+    DIGEST_BYTES,
+    Digests,
+    PairFile,
+    shadow_pairs,
+    stored_digests,
+)
 from rqwen3_pipeline.corpus.funnel import require_source_kept
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import GROUPS, CorpusConfig
@@ -37,15 +45,14 @@ from rqwen3_pipeline.corpus.stamps import (
 )
 from rqwen3_pipeline.settings import RunRoot
 
-__all__ = ["GROUPS", "digest_file", "digest_text", "find_survivors", "heldout_mask", "shadowed_path", "shadows"]
+__all__ = ["GROUPS", "decide", "digest_file", "digest_text", "find_survivors", "heldout_mask", "shadowed_path"]
 
-DIGEST_BYTES = 32
 READ_ROWS = 512
+TABLE_ROWS = 1 << 20
+"""Documents whose shadows are written to the table at a time."""
 _PLACE = (("source", pa.string()), ("key", pa.string()), ("row", pa.uint32()))
 SHADOWED_SCHEMA = pa.schema([(prefix + name, kind) for prefix in ("", "by_") for name, kind in _PLACE])
 """Rows count within the filtered files `filtered/<source>/<key>.parquet`."""
-
-Digests = npt.NDArray[np.uint8]
 
 
 def digest_text(text: str) -> bytes:
@@ -101,31 +108,6 @@ def digest_file(root: RunRoot, config: CorpusConfig, source: str, key: str, rebu
             report={"documents": row},
         )
     return stamp.report
-
-
-def shadows(digest_: Digests) -> npt.NDArray[np.int64]:
-    """For each document the first one with the same digest; itself, if it is that one.
-
-    Args:
-        digest_: uint8, shape (documents, 32), in order of precedence.
-
-    Returns:
-        int64, shape (documents,).
-    """
-    documents = len(digest_)
-    word_ = np.ascontiguousarray(digest_).view(np.uint64).reshape(documents, 4)
-    order_ = np.lexsort((word_[:, 3], word_[:, 2], word_[:, 1], word_[:, 0]))
-    starts_ = np.ones(documents, dtype=np.bool_)
-    for column in range(4):
-        sorted_ = word_[order_, column]
-        if column == 0:
-            starts_[1:] = sorted_[1:] != sorted_[:-1]
-        else:
-            starts_[1:] |= sorted_[1:] != sorted_[:-1]
-    first_ = np.maximum.accumulate(np.where(starts_, np.arange(documents), 0))
-    winner_ = np.empty(documents, dtype=np.int64)
-    winner_[order_] = order_[first_]
-    return winner_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,30 +169,8 @@ def find_survivors(
 def _decide(
     root: RunRoot, lock: Lock, group: str, members: tuple[str, ...], settings: dict[str, Any], inputs: dict[str, str]
 ) -> Stamp:
-    parts: list[_Part] = []
-    arrays: list[Digests] = []
-    start = 0
-    for source in members:
-        for file in lock.files(source):
-            array = np.load(root.digests(source, file.key), allow_pickle=False)
-            parts.append(_Part(source=source, key=file.key, start=start, documents=len(array)))
-            arrays.append(array)
-            start += len(array)
-    digest_ = np.concatenate(arrays)
-    arrays.clear()
-    winner_ = shadows(digest_)
-    del digest_
-    own_ = np.arange(len(winner_))
-    outputs: list[Path] = []
-    for part in parts:
-        inside = slice(part.start, part.start + part.documents)
-        stays_ = np.flatnonzero(winner_[inside] == own_[inside]).astype(np.uint32)
-        outputs.append(root.survivors(part.source, part.key))
-        _save(outputs[-1], stays_)
-    table, report = _account(parts, winner_, members)
-    outputs.append(shadowed_path(root, group))
-    with atomic_path(outputs[-1]) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    places = [(source, file.key) for source in members for file in lock.files(source)]
+    outputs, report = decide(root, group, places)
     return write_stamp(
         root,
         survivors_stamp_path(root, group),
@@ -222,33 +182,72 @@ def _decide(
     )
 
 
-def _account(
-    parts: list[_Part], winner_: npt.NDArray[np.int64], members: tuple[str, ...]
-) -> tuple[Any, dict[str, Any]]:
+def decide(root: RunRoot, group: str, places: Sequence[tuple[str, str]]) -> tuple[list[Path], dict[str, Any]]:
+    """Compare the digests of files, and write who survives and who shadowed whom.
+
+    Args:
+        root: the run root.
+        group: names the table.
+        places: (source, key) of the files whose digests are there, in order of precedence.
+
+    Returns:
+        The files that were written, and the report by source, see `find_survivors`.
+    """
+    parts: list[_Part] = []
+    start = 0
+    for source, key in places:
+        documents = len(np.load(root.digests(source, key), mmap_mode="r", allow_pickle=False))
+        parts.append(_Part(source=source, key=key, start=start, documents=documents))
+        start += documents
+
+    def read() -> Iterator[Digests]:
+        return (chunk_ for source, key in places for chunk_ in stored_digests(root.digests(source, key)))
+
+    stays_ = np.ones(start, dtype=np.bool_)
+    table = shadowed_path(root, group)
+    with PairFile(table.parent) as pairs:
+        for later_, first_ in shadow_pairs(read, start):
+            stays_[later_] = False
+            pairs.add(later_, first_)
+        outputs: list[Path] = []
+        for part in parts:
+            outputs.append(root.survivors(part.source, part.key))
+            _save(outputs[-1], np.flatnonzero(stays_[part.start : part.start + part.documents]).astype(np.uint32))
+        report = _write_shadowed(table, parts, pairs)
+    return [*outputs, table], report
+
+
+def _write_shadowed(path: Path, parts: list[_Part], pairs: PairFile) -> dict[str, Any]:
+    """Write the table of who shadowed whom, some at a time; returns the report by source."""
+    members = tuple(dict.fromkeys(part.source for part in parts))
     starts_ = np.array([part.start for part in parts], dtype=np.int64)
-    lost_ = np.flatnonzero(winner_ != np.arange(len(winner_)))
-    columns: dict[str, Any] = {}
-    sources_: dict[str, npt.NDArray[np.str_]] = {}
-    for prefix, index_ in (("", lost_), ("by_", winner_[lost_])):
-        # of parts that begin at the same place all but the last are empty, and "right" finds the last
-        part_ = np.searchsorted(starts_, index_, side="right") - 1
-        sources_[prefix] = np.array([part.source for part in parts])[part_]
-        columns[f"{prefix}source"] = sources_[prefix]
-        columns[f"{prefix}key"] = np.array([part.key for part in parts])[part_]
-        columns[f"{prefix}row"] = (index_ - starts_[part_]).astype(np.uint32)
-    table = pa.table({name: columns[name].tolist() for name in SHADOWED_SCHEMA.names}, schema=SHADOWED_SCHEMA)
+    member_ = np.array([members.index(part.source) for part in parts], dtype=np.int64)
+    names = {name: pa.array([getattr(part, name) for part in parts], pa.string()) for name in ("source", "key")}
+    counts_ = np.zeros((len(members), len(members)), dtype=np.int64)
+    documents = sum(part.documents for part in parts)
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, SHADOWED_SCHEMA, compression="zstd") as writer:
+        for begin in range(0, documents, TABLE_ROWS):
+            both = pairs.between(begin, begin + TABLE_ROWS)
+            # of parts that begin at the same place all but the last are empty, and "right" finds the last
+            part_ = [np.searchsorted(starts_, place_, side="right") - 1 for place_ in both]
+            np.add.at(counts_, (member_[part_[0]], member_[part_[1]]), 1)
+            columns: list[Any] = []
+            for place_, index_ in zip(both, part_, strict=True):
+                columns += [names[name].take(pa.array(index_)) for name in ("source", "key")]
+                columns.append(pa.array((place_ - starts_[index_]).astype(np.uint32)))
+            if len(both[0]):
+                writer.write_batch(pa.record_batch(columns, schema=SHADOWED_SCHEMA))
     report: dict[str, Any] = {}
-    for source in members:
-        documents = sum(part.documents for part in parts if part.source == source)
-        by = {other: int(((sources_[""] == source) & (sources_["by_"] == other)).sum()) for other in members}
-        shadowed = sum(by.values())
+    for number, source in enumerate(members):
+        by = dict(zip(members, counts_[number].tolist(), strict=True))
+        whole = sum(part.documents for part in parts if part.source == source)
         report[source] = {
-            "documents": documents,
-            "survivors": documents - shadowed,
-            "shadowed": shadowed,
+            "documents": whole,
+            "survivors": whole - sum(by.values()),
+            "shadowed": sum(by.values()),
             "shadowed_by": {other: count for other, count in by.items() if count},
         }
-    return table, report
+    return report
 
 
 def _save(path: Path, array: npt.NDArray[Any]) -> None:

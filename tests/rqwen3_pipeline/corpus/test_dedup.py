@@ -4,36 +4,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from model.errors import CorpusError, SourceError
 from rqwen3_pipeline.corpus.build import GROUP_KEY, items_of, run_stage
-from rqwen3_pipeline.corpus.dedup import find_survivors, heldout_mask, shadowed_path, shadows
+from rqwen3_pipeline.corpus.dedup import find_survivors, heldout_mask, shadowed_path
 from rqwen3_pipeline.corpus.lock import lock_folder
 
 from .made import prose
-
-
-def digests_of(values):
-    """A digest per value that differs from the others' in one byte only, the last."""
-    array = np.zeros((len(values), 32), dtype=np.uint8)
-    array[:, 31] = values
-    return array
-
-
-@given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 31))
-def test_shadows_are_the_first_of_equal_digests(values, byte):
-    array = np.zeros((len(values), 32), dtype=np.uint8)
-    array[:, byte] = values
-    assert shadows(array).tolist() == [values.index(value) for value in values]
-
-
-def test_shadows_look_at_all_32_bytes():
-    array = np.repeat(np.arange(32, dtype=np.uint8)[None], 33, axis=0)
-    for byte in range(32):
-        array[byte, byte] += 1
-    assert shadows(array).tolist() == list(range(33))
 
 
 def test_heldout_mask_is_arithmetic_on_the_first_eight_bytes():
