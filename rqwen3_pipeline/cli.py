@@ -176,29 +176,58 @@ def corpus() -> None:
 
 @corpus.command("build")
 @click.option("--sources", "folder", type=FOLDER, help="A folder with the six sources.")
+@click.option("--source", "named", multiple=True, metavar="NAME", help="Only this source; may be given several times.")
+@click.option("--files", metavar="N-M", help="Only these files of the lock, from 0: 3, 3-7, or 0,3-7.")
+@click.option(
+    "--until",
+    type=click.Choice(["raw", "filtered", "digests", "survivors", "tokens", "manifest"]),
+    default="manifest",
+    help="The last stage to do. [all of them; of some files all but the manifest]",
+)
+@click.option("--wait-s", default=600.0, show_default=True, help="How long others may show nothing new.")
 @click.option("--tokenizer", type=FILE, help="The tokenizer.json to pin.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes. [RQWEN3_WORKERS, 2]")
 @click.option("--rebuild", is_flag=True, help="Replace the pieces that other settings made, instead of refusing.")
 @click.pass_context
-def corpus_build(ctx: click.Context, folder: Path | None, tokenizer: Path | None, rebuild: bool) -> None:
-    """Build every piece that is missing, from the lock to the manifest."""
-    from model.files import hold_lock
-    from rqwen3_pipeline.corpus.build import build_corpus
-    from rqwen3_pipeline.corpus.sources import corpus_config
+def corpus_build(
+    ctx: click.Context, folder: Path | None, tokenizer: Path | None, workers: int | None, **options: Any
+) -> None:
+    """Build every piece that is missing, from the lock to the manifest; or some files, side by side with others."""
+    from rqwen3_pipeline.build_commands import build
 
-    settings = _settings(ctx, sources=folder, tokenizer=tokenizer)
-    config = corpus_config(settings.run_config)
-    with hold_lock(settings.root.path / ".run.lock", "rqwen3 corpus build"):
-        build_corpus(
-            settings.root,
-            config,
-            settings.run_config.training,
-            settings.sources,
-            settings.tokenizer,
-            workers=settings.workers,
-            progress=_report_piece,
-            rebuild=rebuild,
-        )
-    click.echo(str(settings.root.manifest))
+    ctx.exit(build(_settings(ctx, sources=folder, tokenizer=tokenizer, workers=workers), **options))
+
+
+@corpus.command("stitch")
+@click.argument("roots", nargs=-1, type=FOLDER, metavar="[ROOT]...")
+@click.option("--tokenizer", type=FILE, help="The tokenizer.json to pin.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes. [RQWEN3_WORKERS, 2]")
+@click.pass_context
+def corpus_stitch(ctx: click.Context, roots: tuple[Path, ...], tokenizer: Path | None, workers: int | None) -> None:
+    """Merge what separate jobs made, in this run root or in ROOTs, into one corpus with its manifest."""
+    from rqwen3_pipeline.build_commands import stitch_roots
+
+    stitch_roots(_settings(ctx, tokenizer=tokenizer, workers=workers), roots)
+
+
+@corpus.command("verify")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Threads. [RQWEN3_WORKERS, 2]")
+@click.option("--json", "as_json", is_flag=True, help="For a program: the defects of each promise.")
+@click.pass_context
+def corpus_verify(ctx: click.Context, workers: int | None, as_json: bool) -> None:
+    """Make every hash and count of the corpus again; name each defect, and the command that repairs it."""
+    from rqwen3_pipeline.build_commands import verify_corpus
+
+    ctx.exit(verify_corpus(_settings(ctx, workers=workers), as_json))
+
+
+@corpus.command("card")
+@click.pass_context
+def corpus_card(ctx: click.Context) -> None:
+    """Print the data card, made from the manifest."""
+    from rqwen3_pipeline.build_commands import print_card
+
+    print_card(_settings(ctx))
 
 
 @corpus.command("filter")
@@ -241,11 +270,6 @@ def corpus_show(ctx: click.Context, source: str, reason: str, count: int, chars:
     from rqwen3_pipeline.corpus_commands import show_documents
 
     show_documents(_settings(ctx), source, reason, count, chars, as_json)
-
-
-def _report_piece(outcome: Any) -> None:
-    did = "current" if outcome.skipped else f"{outcome.seconds:.1f} s"
-    click.echo(f"{outcome.stage:<10} {outcome.source}/{outcome.key}: {outcome.error or did}", err=True)
 
 
 @main.group(cls=_Group)

@@ -1,16 +1,20 @@
-"""The whole corpus, stage by stage, on any number of processes, with the same bytes as the outcome.
+"""The corpus or some files of it, stage by stage, on any number of processes; the same bytes as the outcome.
 
 A stage is a set of independent pieces, each skipped where its stamp is current: looking is all that
-a second build costs. A piece that fails never stops the others.
+a second build costs. A piece that fails never stops the others. Builds of different files work side by
+side in one run root: each makes its files' digests, waits while others are at work on digests that its
+deduplication needs, and goes on; whoever comes first does what all of them need.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from model.config import TrainConfig
 from model.errors import CorpusError
-from rqwen3_pipeline.corpus.claims import claimed, sweep_claims
+from rqwen3_pipeline.corpus.claims import POLL_S, at_work, claimed, claimed_in_turn, sweep_claims
 from rqwen3_pipeline.corpus.fetch import require_space
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.manifest import budgets, fold_manifest
@@ -21,9 +25,27 @@ from rqwen3_pipeline.corpus.tokenization import make_tokenizer
 from rqwen3_pipeline.corpus.workers import Pool
 from rqwen3_pipeline.settings import RunRoot
 
-__all__ = ["GROUP_KEY", "STAGES", "Outcome", "build_corpus", "items_of", "pending", "run_stage"]
+__all__ = [
+    "GROUP_KEY",
+    "STAGES",
+    "BuildOptions",
+    "Built",
+    "Outcome",
+    "build_corpus",
+    "build_files",
+    "finish",
+    "items_of",
+    "pending",
+    "require_whole",
+    "run_stage",
+]
 
 MOST_NAMED = 5
+TOKENIZER: Item = ("tokenizer", GROUP_KEY)
+"""The claim on the tokenizer."""
+
+GRACE_S = 10.0
+"""How long a build waits for files that nobody is at work on: a job beside it may just be starting."""
 
 
 def pending(stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, source: str) -> list[str]:
@@ -88,7 +110,7 @@ def _run(
     if task.stage == "raw":
         require_space(root, task.lock, missing)
     parallel = set(missing if pool and len(missing) > 1 else [])
-    with claimed(root, task.stage, missing):
+    with (claimed_in_turn if task.stage == "survivors" else claimed)(root, task.stage, missing):
         for item in items:
             if item not in parallel:
                 done(work(task, item))
@@ -96,6 +118,125 @@ def _run(
             pool.run(task, missing, done)
     sweep_claims(root, task.stage, items)
     return [outcomes[item] for item in items]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """What a build of some files came to."""
+
+    failed: tuple[Outcome, ...] = ()
+    """Pieces that failed."""
+    waits_for: tuple[Item, ...] = ()
+    """Files that nobody is at work on, and without whose digests (or documents) it could not go on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildOptions:
+    """How a build works; nothing here changes a byte."""
+
+    tokenizer_file: Path | None = None
+    """The tokenizer.json to pin, where the configuration pins one and the run root has none."""
+    workers: int = 1
+    """Processes."""
+    until: str = "tokens"
+    """The last stage to do."""
+    wait_s: float = 600.0
+    """How long others may be at work without anything new, before this build no longer waits for them."""
+    progress: Callable[[Outcome], None] | None = None
+    """Called with each outcome as it comes."""
+    rebuild: bool = False
+    """Replace pieces that other settings made, instead of refusing."""
+
+
+def build_files(root: RunRoot, config: CorpusConfig, lock: Lock, items: Sequence[Item], options: BuildOptions) -> Built:
+    """Do all stages of some files, up to their token shards; what is current is not touched.
+
+    A piece that fails takes out what depends on it and nothing else.
+
+    Args:
+        root: the run root.
+        config: what the corpus is made of.
+        lock: its files.
+        items: (source, key) of the files.
+        options: how to work.
+
+    Raises:
+        DiskSpaceError: the files that are not fetched yet would not fit.
+        LockHeldError: another process is making one of the pieces.
+        SourceError: the tokenizer can't be had.
+    """
+    with Pool(options.workers) as pool:
+        build = _Build(root, config, lock, options, pool if options.workers > 1 else None)
+        stages = STAGES[: STAGES.index(options.until) + 1]
+        waits_for: tuple[Item, ...] = ()
+        for stage in stages[:3]:
+            lost = {(outcome.source, outcome.key) for outcome in build.failed}
+            build.do(stage, [item for item in items if item not in lost])
+        if "survivors" in stages:
+            waits_for = build.survivors(items)
+        if "tokens" in stages and not waits_for:
+            waits_for = build.tokens(items)
+    return Built(failed=tuple(build.failed), waits_for=waits_for)
+
+
+@dataclass(slots=True)
+class _Build:
+    """A build of some files, as far as it has come."""
+
+    root: RunRoot
+    config: CorpusConfig
+    lock: Lock
+    options: BuildOptions
+    pool: Pool | None
+    failed: list[Outcome] = field(default_factory=list[Outcome])
+
+    def do(self, stage: str, items: Sequence[Item]) -> None:
+        """Make pieces of a stage."""
+        options = self.options
+        task = Task(stage=stage, root=self.root.path, config=self.config, lock=self.lock, rebuild=options.rebuild)
+        self.failed += [o for o in _run(task, items, self.pool, options.progress) if o.error]
+
+    def _sound(self, items: Sequence[Item]) -> list[Item]:
+        """The files in whose groups nothing failed."""
+        groups = {o.source if o.key == GROUP_KEY else self.config.group_of(o.source) for o in self.failed}
+        return [item for item in items if self.config.group_of(item[0]) not in groups]
+
+    def survivors(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Deduplicate the files' groups, once all their digests are there; returns those that nobody makes."""
+        groups = list(dict.fromkeys(self.config.group_of(source) for source, _ in self._sound(items)))
+        members = [item for group in groups for item in self._members(group)]
+        waits_for = self._wait("digests", members)
+        if not waits_for:
+            self.do("survivors", [(group, GROUP_KEY) for group in groups])
+        return waits_for
+
+    def _members(self, group: str) -> list[Item]:
+        return [(source, file.key) for source in self.config.groups()[group] for file in self.lock.files(source)]
+
+    def tokens(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Tokenize the files; returns those whose documents a tokenizer must be trained on, and nobody filters."""
+        if self.config.tokenizer.kind != "pinned":
+            if self.failed:
+                return ()
+            if waits_for := self._wait("filtered", items_of("filtered", self.config, self.lock)):
+                return waits_for
+        with claimed_in_turn(self.root, "tokenizer", [TOKENIZER]):
+            make_tokenizer(self.root, self.config, self.lock, self.options.tokenizer_file, self.options.rebuild)
+        self.do("tokens", self._sound(items))
+        return ()
+
+    def _wait(self, stage: str, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Wait until pieces are current, as long as others are at work; returns those that are not."""
+        changed = time.monotonic()
+        left = list(items)
+        while True:
+            before, left = left, [i for i in left if not is_current(stage, self.root, self.config, self.lock, i)]
+            now = time.monotonic()
+            changed = now if len(left) < len(before) else changed
+            others = any(at_work(self.root, name, item) for item in left for name in ("raw", "filtered", "digests"))
+            if not left or now - changed > (self.options.wait_s if others else min(GRACE_S, self.options.wait_s)):
+                return tuple(left)
+            time.sleep(POLL_S)
 
 
 def build_corpus(
@@ -124,28 +265,29 @@ def build_corpus(
         CorpusError: pieces failed; the message names the first ones.
     """
     lock = lock_origin(root, config, training, folder)
-    failed: list[Outcome] = []
+    options = BuildOptions(tokenizer_file=tokenizer_file, workers=workers, progress=progress, rebuild=rebuild)
+    return finish(root, config, lock, training, options)
 
-    def do(stage: str, pool: Pool | None) -> None:
-        lost = {(o.source, o.key) for o in failed}
-        spoilt = {config.group_of(source) for source, _ in lost if source in config.sources} | {s for s, _ in lost}
-        items = items_of(stage, config, lock)
-        if stage == "survivors":
-            items = [item for item in items if item[0] not in spoilt]
-        elif stage == "tokens":
-            items = [item for item in items if config.group_of(item[0]) not in spoilt]
-        else:
-            items = [item for item in items if item not in lost]
-        task = Task(stage=stage, root=root.path, config=config, lock=lock, rebuild=rebuild)
-        failed.extend(outcome for outcome in _run(task, items, pool, progress) if outcome.error)
 
-    with Pool(workers) as maybe:
-        pool = maybe if workers > 1 else None
-        for stage in ("raw", "filtered", "digests", "survivors"):
-            do(stage, pool)
-        if not failed or config.tokenizer.kind == "pinned":
-            make_tokenizer(root, config, lock, tokenizer_file, rebuild)
-            do("tokens", pool)
+def finish(
+    root: RunRoot, config: CorpusConfig, lock: Lock, training: TrainConfig, options: BuildOptions
+) -> dict[str, Any]:
+    """Do whatever is left of all files, and fold the manifest.
+
+    Raises:
+        CorpusError: pieces failed; the message names the first ones.
+    """
+    require_whole(build_files(root, config, lock, items_of("raw", config, lock), options))
+    return fold_manifest(root, config, lock, budgets(config, training))
+
+
+def require_whole(built: Built) -> None:
+    """Check that no piece failed.
+
+    Raises:
+        CorpusError: some did; the message names the first ones.
+    """
+    failed = built.failed
     if failed:
         lines = [f"{o.stage} {o.source}/{o.key}: {o.error}" for o in failed[:MOST_NAMED]]
         lines += [f"and {len(failed) - MOST_NAMED} more"] if len(failed) > MOST_NAMED else []
@@ -153,4 +295,3 @@ def build_corpus(
         raise CorpusError(
             f"{len(failed)} pieces of the corpus failed; the others are made and will not be made again:\n  {listed}"
         )
-    return fold_manifest(root, config, lock, budgets(config, training))

@@ -90,7 +90,7 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
     folder = folder.resolve()
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such folder. Name the folder that holds the sources' parquet files.")
-    sweep(_origin_path(root))
+    sweep(origin_path(root))
     sources = {name: _lock_source(config, folder, name) for name in config.sources}
     content = {
         "format_version": FORMAT_VERSION,
@@ -98,7 +98,7 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
         "seed": config.lock_seed,
         "sources": {name: {"files": [asdict(file) for file in files]} for name, files in sources.items()},
     }
-    _write_if_changed(_origin_path(root), {"folder": str(folder)})
+    _write_if_changed(origin_path(root), {"folder": str(folder)})
     return save_lock(root, content)
 
 
@@ -132,12 +132,13 @@ def read_lock(root: RunRoot) -> Lock:
         pins = {name: Pin(**pin) for name, pin in hub.items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise CorpusError(f"{path}: an entry is not as it should be ({error}). {again}") from error
-    origin = _origin_path(root)
+    origin = origin_path(root)
     folder = Path(read_json(origin)["folder"]) if origin.exists() and not pins else None
     return Lock(sources=sources, sha256=sha256_file(path), origin=folder, pins=pins)
 
 
-def _origin_path(root: RunRoot) -> Path:
+def origin_path(root: RunRoot) -> Path:
+    """Where it is kept from which folder the files were locked."""
     return root.path / "raw" / "origin.json"
 
 

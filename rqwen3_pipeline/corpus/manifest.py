@@ -2,8 +2,8 @@
 
 Documents are taken in (source, lock order, row) until a source's budget is full, to the token. The
 same inputs and settings give the same bytes, whatever the workers and restarts: no times, no
-absolute paths, no host. Costs one small read per partition and shard, and one column of the table of
-the shard in which the budget ends.
+absolute paths, no host. The data card is written from it, beside it. Costs one small read per partition
+and shard, and some columns of the table of the shard in which the budget ends and of StackExchange's.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,6 +12,7 @@ the shard in which the budget ends.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ import pyarrow.parquet as pq
 from model.errors import CorpusError
 from model.files import read_json, sha256_bytes, sha256_file, write_bytes
 from model.shard_format import FORMAT_VERSION, docs_path, sidecar_path
+from rqwen3_pipeline.corpus.data_card import card_path, data_card
 from rqwen3_pipeline.corpus.lock import Lock
+from rqwen3_pipeline.corpus.shares import site_tokens
 from rqwen3_pipeline.corpus.sources import CorpusConfig, budgets
 from rqwen3_pipeline.corpus.stamps import (
     AGAIN,
@@ -38,7 +41,7 @@ from rqwen3_pipeline.corpus.tokenization import tokenize_inputs
 from rqwen3_pipeline.corpus.tokenizer import EOS_TOKEN
 from rqwen3_pipeline.settings import RunRoot
 
-__all__ = ["budgets", "fold_manifest", "manifest_settings"]
+__all__ = ["budgets", "compose_manifest", "fold_manifest", "manifest_bytes", "manifest_settings"]
 
 _SHARD_KEYS = ("path", "source", "partition", "part", "tokens", "documents", "text_bytes", "sha256")
 
@@ -50,7 +53,7 @@ def manifest_settings(config: CorpusConfig) -> dict[str, Any]:
 
 
 def fold_manifest(root: RunRoot, config: CorpusConfig, lock: Lock, budget: Mapping[str, int]) -> dict[str, Any]:
-    """Write `manifest.json`; an equal one is left alone.
+    """Write `manifest.json` and its data card; equal ones are left alone.
 
     Args:
         root: the run root.
@@ -61,6 +64,26 @@ def fold_manifest(root: RunRoot, config: CorpusConfig, lock: Lock, budget: Mappi
     Returns:
         The report: `sha256`, `settings_sha256`, `documents`, `tokens`, `tokens_used`, `heldout_documents`,
         `heldout_tokens`, `missing_tokens`, `shards`, and `sources` as in the manifest.
+
+    Raises:
+        CorpusError: a partition is missing, or not made from what is there now.
+    """
+    content = compose_manifest(root, config, lock, budget)
+    data, sources = manifest_bytes(content), content["sources"]
+    for path, wanted in ((root.manifest, data), (card_path(root), data_card(content).encode("utf-8"))):
+        sweep(path)
+        if not path.exists() or path.read_bytes() != wanted:
+            write_bytes(path, wanted)
+    sums = {
+        name: sum(item[name] for item in sources.values())
+        for name in ("documents", "tokens", "tokens_used", "heldout_documents", "heldout_tokens", "missing_tokens")
+    }
+    hashes = {"sha256": sha256_bytes(data), "settings_sha256": content["settings_sha256"]}
+    return hashes | sums | {"shards": len(content["shards"]), "sources": sources}
+
+
+def compose_manifest(root: RunRoot, config: CorpusConfig, lock: Lock, budget: Mapping[str, int]) -> dict[str, Any]:
+    """The manifest's content, from sidecars and stamps; writes nothing.
 
     Raises:
         CorpusError: a partition is missing, or not made from what is there now.
@@ -76,7 +99,7 @@ def fold_manifest(root: RunRoot, config: CorpusConfig, lock: Lock, budget: Mappi
         shards += used
         heldout += held
     settings = manifest_settings(config)
-    content = {
+    return {
         "format_version": FORMAT_VERSION,
         "tokenizer": _tokenizer(root, config),
         "settings": settings,
@@ -86,19 +109,10 @@ def fold_manifest(root: RunRoot, config: CorpusConfig, lock: Lock, budget: Mappi
         "shards": shards,
         "heldout": heldout,
     }
-    data = _dump(content)
-    sweep(root.manifest)
-    if not root.manifest.exists() or root.manifest.read_bytes() != data:
-        write_bytes(root.manifest, data)
-    sums = {
-        name: sum(item[name] for item in sources.values())
-        for name in ("documents", "tokens", "tokens_used", "heldout_documents", "heldout_tokens", "missing_tokens")
-    }
-    hashes = {"sha256": sha256_bytes(data), "settings_sha256": content["settings_sha256"]}
-    return hashes | sums | {"shards": len(shards), "sources": sources}
 
 
-def _dump(content: dict[str, Any]) -> bytes:
+def manifest_bytes(content: dict[str, Any]) -> bytes:
+    """The manifest as it is written."""
     return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
@@ -180,7 +194,9 @@ def _account(
     group = config.group_of(source)
     survivors = required_stamp(survivors_stamp_path(root, group), f"the deduplication of {group}").report[source]
     tokens_used = sum(entry["tokens_used"] for entry in shards)
+    pin = lock.pins.get(source)
     return {
+        "pin": asdict(pin) if pin else None,
         "files": len(lock.files(source)),
         **counts,
         "share_kept": round(counts["kept"] / counts["rows"], 6) if counts["rows"] else None,
@@ -199,7 +215,7 @@ def _account(
         "met": tokens_used == budget_tokens,
         "missing_tokens": budget_tokens - tokens_used,
         "stopped_at": stopped_at,
-    }
+    } | ({"sites": site_tokens(root, shards)} if source == "stackexchange" else {})
 
 
 def _tokenizer(root: RunRoot, config: CorpusConfig) -> dict[str, Any]:

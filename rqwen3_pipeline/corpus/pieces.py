@@ -70,8 +70,14 @@ def items_of(stage: str, config: CorpusConfig, lock: Lock, source: str | None = 
     return [(s, file.key) for s in config.sources if source in (None, s) for file in lock.files(s)]
 
 
-def _facts(stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, item: Item) -> tuple[Path, dict[str, Any], Any]:
-    """Stamp, settings and present inputs of a piece."""
+def facts_of(
+    stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, item: Item
+) -> tuple[Path, dict[str, Any], dict[str, str]]:
+    """Stamp, settings and present inputs of a piece.
+
+    Raises:
+        CorpusError: an earlier stage is not made yet.
+    """
     source, key = item
     if stage == "raw":
         file = lock.file(source, key)
@@ -95,7 +101,7 @@ def _facts(stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, item: It
 def is_current(stage: str, root: RunRoot, config: CorpusConfig, lock: Lock, item: Item) -> bool:
     """Whether a piece is whole and is what this configuration would make of what is there now."""
     try:
-        path, settings, inputs = _facts(stage, root, config, lock, item)
+        path, settings, inputs = facts_of(stage, root, config, lock, item)
         stamp = read_stamp(path)
     except CorpusError:
         return False  # an earlier stage is not made yet, or a stamp is damaged

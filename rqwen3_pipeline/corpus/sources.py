@@ -142,6 +142,8 @@ class _DataSection:
     """Order of a source's files in the lock."""
     budget_margin: float = 1.15
     """From the Hub so many times the tokens that a source needs are locked, since the yield is an estimate."""
+    allow_repeats: bool = False
+    """Whether the run may read documents again where a source does not fill its budget; else that is refused."""
 
     def __post_init__(self) -> None:
         for name, least in (("heldout_one_in", 2), ("shard_max_tokens", 1), ("oracle_documents", 1), ("lock_seed", 0)):

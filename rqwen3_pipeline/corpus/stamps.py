@@ -129,7 +129,7 @@ def current(
     if stamp is None:
         return None
     if stamp.settings != dict(settings) and not rebuild:
-        name, old, new = _difference(stamp.settings, settings)
+        name, old, new = difference(stamp.settings, settings)
         raise CorpusError(
             f"{path}: made with {name} = {old!r}, now {name} = {new!r}. Pieces made with different settings are "
             f"never mixed: set RQWEN3_HOME to another folder, or replace them with: {AGAIN} --rebuild"
@@ -137,13 +137,14 @@ def current(
     return stamp if matches(root, stamp, settings, inputs) else None
 
 
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any]:
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    """The first setting that differs, by its dotted name, and both values."""
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
             before: Any = old.get(name)
             after: Any = new.get(name)
             if isinstance(before, dict) and isinstance(after, dict):
-                inner, one, other = _difference(cast(dict[str, Any], before), cast(dict[str, Any], after))
+                inner, one, other = difference(cast(dict[str, Any], before), cast(dict[str, Any], after))
                 return f"{name}.{inner}", one, other
             return name, cast(Any, before), after
     return "", None, None
