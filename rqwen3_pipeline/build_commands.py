@@ -93,8 +93,8 @@ def _told(built: Built, items: Sequence[tuple[str, str]], last: str) -> int:
     first = " ".join(f"{source}/{key}" for source, key in built.waits_for[:3])
     click.echo(
         f"{len(items)} files have their digests. Deduplication waits for those of {len(built.waits_for)} other files, "
-        f"which nobody is making now ({first}{' …' if len(built.waits_for) > 3 else ''}). Make those, then run the same "
-        "command again; or, to be content with digests: --until digests"
+        f"which nobody is making now ({first}{' …' if len(built.waits_for) > 3 else ''}). Make those, then run the "
+        "same command again; or, to be content with digests: --until digests"
     )
     return TO_BE_CONTINUED
 

@@ -68,14 +68,7 @@ def _require_same(root: RunRoot, config: CorpusConfig, lock: Lock, other: RunRoo
     """Refuse a run root of another lock, or whose manifest was made with other settings."""
     theirs = read_lock(other)
     if theirs.sha256 != lock.sha256:
-        old, new = (
-            {s: [f"{f.path} {f.sha256[:12]}" for f in at.files(s)] for s in at.sources} for at in (theirs, lock)
-        )
-        name, before, after = difference(old, new)
-        if isinstance(before, list) and isinstance(after, list):
-            pairs = zip([*before, *[None] * len(after)], [*after, *[None] * len(before)], strict=True)
-            number, (before, after) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-            name = f"{name} file {number}"
+        name, before, after = difference(_files_of(theirs), _files_of(lock))
         raise CorpusError(
             f"{other.path}: made from another lock than {root.path}: {name or 'the seed or the origin'} is {before!r} "
             f"there and {after!r} here. {APART}; build the files again from one lock."
@@ -90,6 +83,13 @@ def _require_same(root: RunRoot, config: CorpusConfig, lock: Lock, other: RunRoo
                 f"{other.manifest}: made with {name} = {before!r}, now {name} = {after!r}. {APART}; name the profile "
                 "that made it (--profile), or build those files again."
             )
+
+
+def _files_of(lock: Lock) -> dict[str, dict[str, str]]:
+    return {
+        source: {f"file {number}": f"{file.path} {file.sha256[:12]}" for number, file in enumerate(files)}
+        for source, files in lock.sources.items()
+    }
 
 
 def _require_one_tokenizer(roots: Sequence[RunRoot]) -> None:
