@@ -16,7 +16,7 @@ from rqwen3_pipeline.assets import (
     submissions,
     tokens,
 )
-from rqwen3_pipeline.assets.checks import checks
+from rqwen3_pipeline.assets.checks import checks, corpus_promises
 from rqwen3_pipeline.sensors.notices import failure_notices
 from rqwen3_pipeline.sensors.resubmission import resubmission
 
@@ -51,6 +51,7 @@ jobs = [
     dg.define_asset_job("train_or_pin_tokenizer", selection=[tokens.tokenizer.key]),
     dg.define_asset_job("find_survivors", selection=[asset.key for asset in dedup.survivors]),
     dg.define_asset_job("fold_manifest", selection=[manifest.manifest.key]),
+    dg.define_asset_job("verify_corpus", selection=dg.AssetSelection.checks(corpus_promises)),
     dg.define_asset_job("run_preflight", selection=[preflight.preflight.key]),
     dg.define_asset_job("compare_experiments", selection=[evidence.comparison.key]),
     dg.define_asset_job(

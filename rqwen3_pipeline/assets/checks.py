@@ -1,44 +1,35 @@
 """Checks that can fail and block what is downstream."""
 
+from collections.abc import Iterator
+
 import dagster as dg
 
 from rqwen3_pipeline.assets.common import pipeline
 from rqwen3_pipeline.assets.manifest import manifest
 from rqwen3_pipeline.assets.submissions import final_checkpoint
+from rqwen3_pipeline.corpus.promises import PROMISES
 
 
-@dg.asset_check(
-    asset=manifest, blocking=True, description="Every shard has the bytes and the SHA-256 that the manifest lists."
+@dg.multi_asset_check(
+    name="corpus_promises",
+    specs=[
+        dg.AssetCheckSpec(name, asset=manifest, blocking=True, description=description)
+        for name, description in PROMISES.items()
+    ],
 )
-def shards_match_manifest() -> dg.AssetCheckResult:
-    """Recompute each shard's size and SHA-256."""
-    from rqwen3_pipeline.corpus.verify import verify_shards
+def corpus_promises() -> Iterator[dg.AssetCheckResult]:
+    """Make every hash and count again: one read of the shards for all checks."""
+    from rqwen3_pipeline.corpus.verify import verify
 
     here = pipeline()
-    problems = verify_shards(here.root)
-    return dg.AssetCheckResult(
-        passed=not problems, description="; ".join(problems), metadata={"problems": dg.MetadataValue.json(problems)}
-    )
-
-
-@dg.asset_check(
-    asset=manifest, description="Each source fills its token budget; if not, the run will repeat some of it."
-)
-def budget_met() -> dg.AssetCheckResult:
-    """Compare the tokens used with the budget, per source."""
-    from model.files import read_json
-
-    sources = read_json(pipeline().root.manifest)["sources"]
-    missing = {
-        name: s["budget_tokens"] - s["tokens_used"]
-        for name, s in sources.items()
-        if s["tokens_used"] < s["budget_tokens"]
-    }
-    return dg.AssetCheckResult(
-        passed=not missing,
-        severity=dg.AssetCheckSeverity.WARN,
-        metadata={"missing_tokens": dg.MetadataValue.json(missing)},
-    )
+    for name, defects in verify(here.root, here.corpus, here.run.training, here.settings.workers).items():
+        yield dg.AssetCheckResult(
+            asset_key=manifest.key,
+            check_name=name,
+            passed=not defects,
+            description="\n".join(defects),
+            metadata={"defects": dg.MetadataValue.json(defects)},
+        )
 
 
 @dg.asset_check(
@@ -59,4 +50,4 @@ def every_step_once() -> dg.AssetCheckResult:
     )
 
 
-checks = [shards_match_manifest, budget_met, every_step_once]
+checks = [corpus_promises, every_step_once]

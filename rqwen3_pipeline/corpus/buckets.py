@@ -9,7 +9,6 @@ for are told and dropped as they come, so that a flood of copies takes no more r
 
 # pyright: reportUnknownMemberType=false
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,12 +180,13 @@ def shadows(digest_: Digests) -> Places:
 
 
 class PairFile:
-    """Pairs on the disk, in a file without a name, which goes with the process; a context manager."""
+    """Pairs on the disk, in a file that goes with the process; a context manager."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open a file in `folder`, which is made if need be."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed by __exit__
+    def __init__(self, path: Path) -> None:
+        """Open a file at `path` and take its name away."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w+b")
+        path.unlink()
         self._runs: list[tuple[int, int]] = []
 
     def __enter__(self) -> "PairFile":

@@ -11,6 +11,7 @@ files alone, not on workers, order or restarts. The comparison goes by buckets, 
 # (pyarrow ships no types)
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from model.files import atomic_path
+from model.files import atomic_path, temporary_path
 from rqwen3_pipeline.corpus.buckets import (
     DIGEST_BYTES,
     Digests,
@@ -33,6 +34,7 @@ from rqwen3_pipeline.corpus.funnel import require_source_kept
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import GROUPS, CorpusConfig
 from rqwen3_pipeline.corpus.stamps import (
+    AGAIN,
     Stamp,
     begin,
     current,
@@ -45,7 +47,16 @@ from rqwen3_pipeline.corpus.stamps import (
 )
 from rqwen3_pipeline.settings import RunRoot
 
-__all__ = ["GROUPS", "decide", "digest_file", "digest_text", "find_survivors", "heldout_mask", "shadowed_path"]
+__all__ = [
+    "GROUPS",
+    "decide",
+    "digest_file",
+    "digest_text",
+    "find_survivors",
+    "heldout_mask",
+    "repeated",
+    "shadowed_path",
+]
 
 READ_ROWS = 512
 TABLE_ROWS = 1 << 20
@@ -205,7 +216,7 @@ def decide(root: RunRoot, group: str, places: Sequence[tuple[str, str]]) -> tupl
 
     stays_ = np.ones(start, dtype=np.bool_)
     table = shadowed_path(root, group)
-    with PairFile(table.parent) as pairs:
+    with PairFile(temporary_path(table).with_suffix(".pairs.tmp")) as pairs:
         for later_, first_ in shadow_pairs(read, start):
             stays_[later_] = False
             pairs.add(later_, first_)
@@ -248,6 +259,44 @@ def _write_shadowed(path: Path, parts: list[_Part], pairs: PairFile) -> dict[str
             "shadowed_by": {other: count for other, count in by.items() if count},
         }
     return report
+
+
+def repeated(root: RunRoot, config: CorpusConfig, lock: Lock, group: str) -> list[str]:
+    """Compare the digests of a group's survivors, as they lie on the disk, once more.
+
+    Returns:
+        One sentence for each file whose survivors and shadowed documents are not all its documents, and one
+        if a digest is there twice; none is good news.
+    """
+    places = [(source, file.key) for source in config.groups()[group] for file in lock.files(source)]
+    kept_ = {place: np.load(root.survivors(*place), allow_pickle=False) for place in places}
+    table = pq.read_table(shadowed_path(root, group), columns=["source", "key"])
+    counted = table.group_by(["source", "key"]).aggregate([([], "count_all")]).to_pylist()
+    lost = Counter({(row["source"], row["key"]): row["count_all"] for row in counted})
+    problems: list[str] = []
+    for place in places:
+        documents = len(np.load(root.digests(*place), mmap_mode="r", allow_pickle=False))
+        if len(kept_[place]) + lost[place] != documents:
+            problems.append(
+                f"{root.survivors(*place)}: {len(kept_[place]):,} survivors and {lost[place]:,} shadowed documents, of "
+                f"{documents:,}. Decide again: rm -f '{survivors_stamp_path(root, group)}' && {AGAIN}"
+            )
+
+    def read() -> Iterator[Digests]:
+        for place in places:
+            start = 0
+            for chunk_ in stored_digests(root.digests(*place)):
+                low, high = np.searchsorted(kept_[place], (start, start + len(chunk_)))
+                yield chunk_[kept_[place][low:high] - np.uint32(start)]
+                start += len(chunk_)
+
+    twice = sum(len(later_) for later_, _ in shadow_pairs(read, sum(map(len, kept_.values()))))
+    if twice:
+        problems.append(
+            f"{group}: {twice:,} survivors equal another one. Decide again: "
+            f"rm -f '{survivors_stamp_path(root, group)}' && {AGAIN}"
+        )
+    return problems
 
 
 def _save(path: Path, array: npt.NDArray[Any]) -> None:

@@ -85,7 +85,7 @@ def _shortfall(name: str, facts: Mapping[str, Any]) -> str:
     if facts.get("pin") is None:
         add = f"Add {more} to the folder, then: rqwen3 sources lock --folder DIR, rqwen3 corpus build"
     else:
-        factor = f"{1.05 * budget / there:.2f} times what it is" if there else "more"
+        factor = f"{math.ceil(105 * budget / there) / 100} times what it is" if there else "more"
         add = (
             f"Add {more}: raise data.budget_margin to {factor}, or name a larger config in [data.{name}]; then: "
             "rqwen3 sources lock --update, rqwen3 sources fetch, rqwen3 corpus build"

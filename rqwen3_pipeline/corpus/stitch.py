@@ -52,8 +52,10 @@ def stitch(
         _take(root, others[0], [path for path in (origin_path(others[0]), others[0].lock) if path.exists()])
     lock = read_lock(root)
     for other in others:
-        _require_same(root, config, lock, other)
+        _require_same_lock(root, lock, other)
     _require_one_tokenizer([root, *others])
+    for other in others:
+        _require_same_settings(config, other)
     taken: dict[str, int] = {}
     for stage in ("raw", "filtered", "digests", "survivors", "tokenizer", "tokens"):
         items = [("tokenizer", "all")] if stage == "tokenizer" else items_of(stage, config, lock)
@@ -64,8 +66,7 @@ def stitch(
     return taken
 
 
-def _require_same(root: RunRoot, config: CorpusConfig, lock: Lock, other: RunRoot) -> None:
-    """Refuse a run root of another lock, or whose manifest was made with other settings."""
+def _require_same_lock(root: RunRoot, lock: Lock, other: RunRoot) -> None:
     theirs = read_lock(other)
     if theirs.sha256 != lock.sha256:
         name, before, after = difference(_files_of(theirs), _files_of(lock))
@@ -73,6 +74,10 @@ def _require_same(root: RunRoot, config: CorpusConfig, lock: Lock, other: RunRoo
             f"{other.path}: made from another lock than {root.path}: {name or 'the seed or the origin'} is {before!r} "
             f"there and {after!r} here. {APART}; build the files again from one lock."
         )
+
+
+def _require_same_settings(config: CorpusConfig, other: RunRoot) -> None:
+    """Refuse a run root whose manifest was made with other settings; of pieces each is looked at later."""
     if other.manifest.exists():
         settings: Any = read_json(other.manifest).get("settings", {})
         stages = ("filtered", "digests", "survivors", "tokenizer", "tokens")

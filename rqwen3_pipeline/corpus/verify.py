@@ -284,7 +284,7 @@ def _manifest(corpus: Corpus) -> list[str]:
         lock = read_lock(corpus.root)
         content = compose_manifest(corpus.root, corpus.config, lock, budgets(corpus.config, corpus.training))
     except (CorpusError, OSError, KeyError) as error:
-        return [f"{path}: can't be folded again. {error}"]
+        return [f"{path}: can't be folded again ({error}). Mend that, then fold it: {AGAIN}"]
     if path.read_bytes() != manifest_bytes(content):
         where, old, new = first_difference(corpus.content, content)
         return [f"{path}: {where} is {old}, the pieces and the configuration give {new}. Fold it again: {AGAIN}"]

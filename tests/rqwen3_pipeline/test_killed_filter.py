@@ -1,39 +1,18 @@
 """`rqwen3 corpus filter` killed with SIGKILL at twenty random moments, and run again each time."""
 
-import os
 import random
 import shutil
-import signal
-import subprocess
 import time
 
 import pytest
 
 from rqwen3_pipeline.settings import RunRoot
 from tests.rqwen3_pipeline.corpus.made import prose, tree, write
-from tests.rqwen3_pipeline.site import Site, make_site
+from tests.rqwen3_pipeline.killing import killed_after, start
+from tests.rqwen3_pipeline.site import make_site
 from tests.rqwen3_pipeline.test_corpus_commands import fetch
 
 KILLS, FILES, ROWS = 20, 10, 1500
-
-
-def start(site: Site) -> subprocess.Popen[bytes]:
-    command = site.command("corpus", "filter", "--workers", "2")
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def kill(child: subprocess.Popen[bytes], whole_group: bool) -> None:
-    """Kill the command alone, whose workers must then end by themselves, or all of its processes."""
-    os.killpg(child.pid, signal.SIGKILL) if whole_group else child.kill()
-    child.wait()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(child.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail("the workers of a killed filter live on")
 
 
 @pytest.mark.long
@@ -45,23 +24,20 @@ def test_filter_killed_anywhere_and_run_again_leaves_the_same_bytes(tmp_path):
     for i in range(FILES):
         write(site.sources / "textbooks" / f"{i}.parquet", [{"text": f"{i} {text}"} for text in texts])
     fetch(site)
+    command = site.command("corpus", "filter", "--workers", "2")
     fresh = tmp_path / "fetched"
     shutil.copytree(site.home, fresh)
     began = time.monotonic()
-    assert start(site).wait() == 0
+    assert start(command).wait() == 0
     whole_s = time.monotonic() - began
     expected = tree(RunRoot(site.home))
     draw, struck = random.Random(3), 0
     for number in range(KILLS):
         shutil.rmtree(site.home)
         shutil.copytree(fresh, site.home)
-        child = start(site)
-        try:
-            child.wait(timeout=draw.uniform(0.2, 0.95) * whole_s)
-        except subprocess.TimeoutExpired:
-            kill(child, whole_group=number % 2 == 0)
+        if killed_after(start(command), draw.uniform(0.2, 0.95) * whole_s, whole_group=number % 2 == 0):
             begun = any((site.home / "filtered").rglob("*"))
             struck += begun and tree(RunRoot(site.home)) != expected
-        assert start(site).wait() == 0
+        assert start(command).wait() == 0
         assert tree(RunRoot(site.home)) == expected, number
     assert struck >= KILLS // 5, "too few of the kills struck while files were being written"

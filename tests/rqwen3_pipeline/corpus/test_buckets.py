@@ -90,7 +90,7 @@ def test_stored_digests_come_back_in_order_and_in_parts(tmp_path):
 
 
 def test_pair_file_gives_the_pairs_of_a_range_in_order_and_leaves_nothing(tmp_path):
-    with PairFile(tmp_path / "x") as pairs:
+    with PairFile(tmp_path / "x" / "pairs") as pairs:
         assert [array.tolist() for array in pairs.between(0, 10)] == [[], []]
         pairs.add(np.array([3, 8]), np.array([1, 2]))
         pairs.add(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
