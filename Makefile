@@ -12,7 +12,7 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory bench-model torture clean
+.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -48,6 +48,9 @@ test-all: develop  ## the long tests
 
 bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward shapes: MB=500 makes them smaller
 	@$(PY) -m bench.filter_memory $(if $(MB),--mb $(MB))
+
+bench-dedup: develop  ## memory and time of deduplicating 20 and 50 million digests: MILLIONS="2 5" takes fewer
+	@$(PY) -m bench.dedup $(if $(MILLIONS),--millions $(MILLIONS))
 
 bench-model: develop  ## step time and memory of the model against transformers; on a GPU tokens/s and MFU: PAIRS=9
 	@$(PY) -m bench.model --pairs $(or $(PAIRS),7)
