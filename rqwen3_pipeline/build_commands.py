@@ -73,10 +73,9 @@ def build(settings: Settings, named: Sequence[str], files: str | None, until: st
     config, root = corpus_config(settings.run_config), settings.root
     if not named and files is None and until == "manifest":
         with hold_lock(root.path / ".run.lock", "rqwen3 corpus build"):
-            lock = lock_origin(root, config, settings.run_config.training, settings.sources)
-            _finish(settings, config, lock, wait_s, rebuild)
+            _finish(settings, config, _locked(settings, config, anew=True), wait_s, rebuild)
         return 0
-    lock = _locked(settings, config)
+    lock = _locked(settings, config, anew=False)
     items = select_files(config, lock, named, files)
     last = "tokens" if until == "manifest" else until
     progress = _StageProgress(config, lock, items)
@@ -112,11 +111,11 @@ def _options(
     )
 
 
-def _locked(settings: Settings, config: CorpusConfig) -> Lock:
-    """The lock; of builds that begin together the first one makes it, unless it is there."""
+def _locked(settings: Settings, config: CorpusConfig, anew: bool) -> Lock:
+    """The lock; of builds that begin together the first one makes it, and the others take it as it is."""
     root = settings.root
     with claimed_in_turn(root, "lock", [("sources", "all")]):
-        if not root.lock.exists():
+        if anew or not root.lock.exists():
             return lock_origin(root, config, settings.run_config.training, settings.sources)
     return read_lock(root)
 

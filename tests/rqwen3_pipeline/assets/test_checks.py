@@ -80,6 +80,24 @@ def test_check_fails_on_its_planted_fault(root, instance, promise):
     assert found.description
 
 
+def test_token_shards_of_a_range_of_files_are_one_run_with_metadata_for_each(root, instance, whole, monkeypatch):
+    monkeypatch.setenv("RQWEN3_SOURCES", str(whole.sources))
+    assert run(instance, "lock_sources").success
+    for path in (root.tokens / "fineweb_edu-00001.stamp.json", root.tokens / "fineweb_edu-00001-00.bin"):
+        path.unlink()
+    key = dg.AssetKey(["token_shards", "fineweb_edu"])
+    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        asset_selection=[key],
+        tags={"dagster/asset_partition_range_start": "00000", "dagster/asset_partition_range_end": "00001"},
+    )
+    assert result.success
+    found = {r.partition_key: r.asset_materialization.metadata for r in instance.fetch_materializations(key, 9).records}
+    assert {partition: shown["reused"].value for partition, shown in found.items()} == {"00000": True, "00001": False}
+    assert all(shown["tokens"].value > 0 for shown in found.values())
+    assert verdicts(run(instance, "verify_corpus")) == dict.fromkeys(PROMISES, True)
+
+
 def test_damaged_shard_blocks_what_follows_the_manifest(root, instance):
     FAULTS["hashes"](root)
     job = defs.resolve_implicit_global_asset_job_def()
