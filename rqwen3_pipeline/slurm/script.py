@@ -137,6 +137,7 @@ def render(
     *,
     stop_file: Path,
     env_file: Path | None = None,
+    folder: Path | None = None,
     code: Path | None = None,
     environment: Mapping[str, str] | None = None,
     save_budget_s: int = 600,
@@ -148,7 +149,8 @@ def render(
         options: of the job; its time limit and comment go into the script.
         stop_file: what the shell leaves when SLURM warns; `RQWEN3_STOP_FILE` in the environment.
         env_file: sourced first: modules, environments, caches. It must end with exit code 0.
-        code: folder of the sources to run, put first on PYTHONPATH and made the working folder.
+        folder: the working folder. It should hold no packages: Python looks there first.
+        code: folder of the sources to run, put first on PYTHONPATH.
         environment: further variables, set before `env_file` is sourced.
         save_budget_s: how long what outlives the program may take to save.
 
@@ -166,7 +168,8 @@ def render(
         lines.append(_ENVIRONMENT.format(file=quoted))
     if code is not None:
         lines.append(f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}\n")
-        lines.append(f"cd -- {shlex.quote(str(code))}\n")
+    if folder is not None:
+        lines.append(f"cd -- {shlex.quote(str(folder))}\n")
     limit_s = options.time_limit_s
     lines.append(f"limit_s={int(limit_s) if limit_s else ''}\nsave_budget_s={int(save_budget_s)}\n")
     lines.append("program=(" + " ".join(map(shlex.quote, program)) + ")\n")
