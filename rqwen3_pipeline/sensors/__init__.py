@@ -1,1 +1,1 @@
-"""What looks after runs and submissions by the clock."""
+"""Sensors: what Dagster does by itself, each a thin face over a pure function."""

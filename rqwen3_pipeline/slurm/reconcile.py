@@ -19,7 +19,7 @@ FINISHED_GRACE_S = 60.0
 
 
 class Verdict(Enum):
-    """What to do."""
+    """What to do about a run."""
 
     ADOPT = "adopt"
     """Note the job's id on the run."""
@@ -31,6 +31,8 @@ class Verdict(Enum):
     """Report the run as cancelled."""
     CANCEL = "cancel"
     """Cancel the job, and report the run as cancelled or about to be."""
+    SAVE = "save"
+    """Ask the trainer to save and stop, and report the run as about to be cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +84,8 @@ def job_name(run_id: str, attempt: int) -> str:
 
 def belongs(job: Job, run_id: str) -> bool:
     """Whether a job was submitted for the run; a site may have changed its comment, hardly its name."""
-    return run_of(job) == run_id or job.name.rpartition("-")[0] == f"dg-{run_id[:8]}"
+    told = run_of(job)
+    return told == run_id if told is not None else job.name.rpartition("-")[0] == f"dg-{run_id[:8]}"
 
 
 def pick(run: Run, jobs: Mapping[int, Job]) -> Job | None:
@@ -131,7 +134,7 @@ def _judge(run: Run, job: Job | None, now: float, missing_s: float, patience: Pa
     verdict, why = judges[run.status](run, job, now, missing_s, patience)
     if verdict is None:
         return None
-    return Action(run_id=run.run_id, verdict=verdict, job_id=job.job_id if job is not None else None, why=why)
+    return Action(run_id=run.run_id, verdict=verdict, job_id=job.job_id if job is not None else run.job_id, why=why)
 
 
 Judgement = tuple[Verdict | None, str]
@@ -157,7 +160,8 @@ def _starting(run: Run, job: Job | None, now: float, missing_s: float, patience:
 
 def _started(run: Run, job: Job | None, now: float, missing_s: float, patience: Patience) -> Judgement:
     if run.cancel_requested is not None and job is not None and job.phase.alive:
-        return Verdict.CANCEL, "its end was asked for while SLURM did not answer"
+        verdict = Verdict.SAVE if run.saves and job.phase is Phase.RUNNING else Verdict.CANCEL
+        return verdict, "its end was asked for while SLURM did not answer"
     if job is not None and job.phase.alive and run.job_id != job.job_id:
         return Verdict.ADOPT, f"found by its name: {job.describe()}"
     return WAIT

@@ -17,6 +17,11 @@ from rqwen3_pipeline.slurm.options import JobOptions, check_option
 
 __all__ = ["JobOptions", "check_option", "render"]
 
+STOP_FILE, DEADLINE = "RQWEN3_STOP_FILE", "RQWEN3_DEADLINE"
+"""Set by a job's script: where it leaves the wish to stop, and when the job ends, in seconds since 1970."""
+CANCEL = "cancel"
+"""What a stop file says when the run is to end; it is empty when only the job's time is up."""
+
 _ENVIRONMENT = """
 set +e  # what a module system does inside is its own affair
 source {file}

@@ -1,0 +1,394 @@
+"""One Dagster run is one SLURM job: `SlurmRunLauncher` submits, watches and cancels it.
+
+The job is found by a name that follows from the run, so nothing is lost with a process that dies, and
+nothing is sent twice: after any doubt SLURM is asked for the name first. While SLURM does not answer
+a run is never called dead, a launch goes back to the queue, and a cancellation is left to the
+reconciler. A launch costs one sbatch; a poll of any number of runs one squeue.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import dagster as dg
+from dagster import DagsterRunStatus
+from dagster._config import Field, IntSource, Noneable, StringSource
+from dagster._core.errors import DagsterLaunchFailedError, DagsterUserCodeUnreachableError
+from dagster._core.events import EngineEventData
+from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, LaunchRunContext, RunLauncher, WorkerStatus
+from dagster._core.storage.dagster_run import DagsterRun
+from dagster._grpc.types import ExecuteRunArgs
+from dagster._serdes import ConfigurableClass
+from dagster._serdes.config_class import ConfigurableClassData
+
+from model.errors import ConfigError
+from model.files import write_text
+from rqwen3_pipeline.programs import tail
+from rqwen3_pipeline.settings import shipped
+from rqwen3_pipeline.slurm import reconcile
+from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
+from rqwen3_pipeline.slurm.cluster import LOCAL, PREFIX, SAVE, STOP, WHERE, Cluster, Wish, load_cluster, wish
+from rqwen3_pipeline.slurm.options import JobOptions
+from rqwen3_pipeline.slurm.script import CANCEL, render
+from rqwen3_pipeline.slurm.snapshot import take_snapshot
+from rqwen3_pipeline.slurm.states import Phase
+
+JOB_ID, ATTEMPT, CANCEL_REQUESTED = f"{PREFIX}job_id", f"{PREFIX}attempt", f"{PREFIX}cancel_requested"
+LOOK_TRIES, LOOK_PAUSE_S = 4, 5.0
+COMPLETED_GRACE_S = 60.0
+"""How long a run may stay started after its job has ended well: its last events may be on their way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFiles:
+    """Where one attempt of a run keeps its files."""
+
+    folder: Path
+    attempt: int
+
+    @property
+    def script(self) -> Path:
+        """The batch script, as it was sent."""
+        return self.folder / f"attempt-{self.attempt}.sh"
+
+    @property
+    def log(self) -> Path:
+        """What the job printed."""
+        return self.folder / f"attempt-{self.attempt}.log"
+
+    @property
+    def stop(self) -> Path:
+        """Tells a trainer to save and stop."""
+        return self.folder / f"attempt-{self.attempt}.stop"
+
+
+class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
+    """Launches runs as SLURM jobs, or, by the tag `slurm/where: local`, on this host as Dagster does by default."""
+
+    def __init__(
+        self,
+        home: str,
+        cluster: str | None = None,
+        profile: str | None = None,
+        timeout_seconds: int = 30,
+        missing_grace_seconds: int = 120,
+        save_budget_seconds: int = 600,
+        inst_data: ConfigurableClassData | None = None,
+        slurm: Slurm | None = None,
+    ) -> None:
+        """Make a launcher; `slurm` stands in for the real one in tests."""
+        super().__init__()
+        self.home = Path(home)
+        self.patience = reconcile.Patience(missing_s=missing_grace_seconds, save_s=save_budget_seconds)
+        self.slurm = slurm or Slurm(timeout_s=timeout_seconds)
+        self._cluster, self._profile = cluster, profile
+        self._inst_data = inst_data
+        self._local = DefaultRunLauncher()
+        self._missing_since: dict[str, float] = {}
+        self._ended_since: dict[str, float] = {}
+
+    @property
+    def inst_data(self) -> ConfigurableClassData | None:
+        """As Dagster keeps it."""
+        return self._inst_data
+
+    @classmethod
+    def config_type(cls) -> dict[str, Any]:
+        """The keys of `run_launcher: config` in dagster.yaml."""
+        return {
+            "home": Field(StringSource, description="The run root."),
+            "cluster": Field(Noneable(StringSource), is_required=False, description="The site's TOML file."),
+            "profile": Field(Noneable(StringSource), is_required=False, description="The run's TOML file."),
+            "timeout_seconds": Field(IntSource, is_required=False, default_value=30),
+            "missing_grace_seconds": Field(IntSource, is_required=False, default_value=120),
+            "save_budget_seconds": Field(IntSource, is_required=False, default_value=600),
+        }
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:
+        """Made by Dagster from dagster.yaml."""
+        return cls(inst_data=inst_data, **config_value)
+
+    def register_instance(self, instance: dg.DagsterInstance) -> None:
+        """Dagster's instance, for this launcher and the one for local runs."""
+        super().register_instance(instance)
+        self._local.register_instance(instance)
+
+    def files(self, run: DagsterRun) -> JobFiles:
+        """The files of a run's newest attempt."""
+        folder = self.home / "dagster" / "slurm" / run.run_id
+        return JobFiles(folder=folder, attempt=int(run.tags.get(ATTEMPT) or 1))
+
+    # Launching
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Submit the run's job, or adopt the one that an earlier try has left.
+
+        Raises:
+            DagsterUserCodeUnreachableError: SLURM does not answer; the queue tries again.
+            DagsterLaunchFailedError: the tags are not valid, or SLURM refused, with its words.
+        """
+        run = context.dagster_run
+        try:
+            wanted = wish(self._step_tags(run), run.tags, self._site())
+        except ConfigError as error:
+            raise DagsterLaunchFailedError(f"The run can't be a SLURM job. {error}") from error
+        if wanted.local:
+            self._instance.add_run_tags(run.run_id, {f"{PREFIX}{WHERE}": LOCAL})
+            self._local.launch_run(context)
+            return
+        try:
+            self._launch(run, wanted)
+        except SlurmUnavailable as error:
+            raise DagsterUserCodeUnreachableError(f"The run goes back to the queue. {error}") from error
+        except (ConfigError, SlurmError) as error:
+            raise DagsterLaunchFailedError(f"The run was not submitted. {error}") from error
+
+    def _launch(self, run: DagsterRun, wanted: Wish) -> None:
+        attempt = int(run.tags.get(ATTEMPT) or 0)
+        if attempt:
+            before = self.slurm.find(reconcile.job_name(run.run_id, attempt))
+            alive = [job for job in before if not job.phase.ended]
+            if alive and alive[0].phase is not Phase.PENDING:
+                # Its worker may have found the run in the queue, and left it alone: the next look will tell.
+                raise SlurmUnavailable(f"{alive[0].describe()}: a try before this one, which must end first.")
+            if alive:
+                self._note(run, alive[0].job_id, "found again")
+                return
+            attempt += bool(before)
+        attempt = attempt or 1
+        stale = {key: "" for key in (JOB_ID, CANCEL_REQUESTED) if run.tags.get(key)}  # of a run it was copied from
+        tags = {**stale, ATTEMPT: str(attempt), **({f"{PREFIX}{STOP}": SAVE} if wanted.saves else {})}
+        self._instance.add_run_tags(run.run_id, tags)
+        files = JobFiles(folder=self.files(run).folder, attempt=attempt)
+        options = self._options(run, wanted, files)
+        script = self._script(run, options, files)
+        try:
+            job_id = self.slurm.submit(options, script)
+        except (SlurmUnavailable, SlurmUnclear) as error:
+            job_id = self._look_for(options.job_name, error)
+        self._note(run, job_id, "submitted", files)
+
+    def _options(self, run: DagsterRun, wanted: Wish, files: JobFiles) -> JobOptions:
+        return JobOptions(
+            **wanted.options,
+            job_name=reconcile.job_name(run.run_id, files.attempt),
+            comment=f"{reconcile.COMMENT}{run.run_id}",
+            output=str(files.log),
+            chdir=str(files.folder),
+        )
+
+    def _script(self, run: DagsterRun, options: JobOptions, files: JobFiles) -> str:
+        origin = run.job_code_origin
+        if origin is None:
+            raise ConfigError("the run does not say which code it is of; launch it from the UI or the daemon.")
+        arguments = ExecuteRunArgs(
+            job_origin=origin,
+            run_id=run.run_id,
+            instance_ref=self._instance.get_ref(),
+            set_exit_code_on_failure=True,
+        ).get_command_args()
+        profile = Path(self._profile) if self._profile else None
+        kept = {f"profile/{profile.name}": profile} if profile else {}
+        code = take_snapshot(Path(__file__).resolve().parents[1], self.home / "dagster" / "code", kept)
+        environment = {
+            "DAGSTER_HOME": str(self.home / "dagster"),
+            "RQWEN3_HOME": str(self.home),
+            "RQWEN3_PROJECT": str(code),
+            "RQWEN3_VENV": os.environ.get("RQWEN3_VENV", sys.prefix),
+        }
+        if profile:
+            environment["RQWEN3_PROFILE"] = str(code / f"profile/{profile.name}")
+        if options.cpus_per_task:
+            environment["RQWEN3_WORKERS"] = options.cpus_per_task
+        script = render(
+            arguments,
+            options,
+            stop_file=files.stop,
+            env_file=self._site().env_file or shipped("sbatch/env.sh"),
+            folder=files.folder,
+            code=code,
+            environment=environment,
+            save_budget_s=int(self.patience.save_s),
+        )
+        write_text(files.script, script)
+        return script
+
+    def _look_for(self, name: str, doubt: SlurmError) -> int:
+        """The id of a job that sbatch may have left, though it said nothing of it.
+
+        Raises:
+            SlurmUnavailable: SLURM has no such job, or does not answer: to be tried again.
+            SlurmRejected: sbatch claimed to have ended well, and SLURM has no such job.
+        """
+        for attempt in range(LOOK_TRIES):
+            time.sleep(LOOK_PAUSE_S if attempt else 0.0)
+            try:
+                found = self.slurm.find(name)
+            except SlurmError:
+                continue
+            if found:
+                return found[0].job_id
+        if isinstance(doubt, SlurmUnclear):
+            raise SlurmRejected(f"{doubt} SLURM has no job of that name, so nothing was sent a second time.") from doubt
+        raise doubt
+
+    def _note(self, run: DagsterRun, job_id: int, how: str, files: JobFiles | None = None) -> None:
+        self._instance.add_run_tags(run.run_id, {JOB_ID: str(job_id)})
+        files = files or self.files(run)
+        self._instance.report_engine_event(
+            f"SLURM job {job_id} {how}.",
+            run,
+            EngineEventData({"job": dg.MetadataValue.int(job_id), "log": str(files.log), "script": str(files.script)}),
+        )
+
+    def _step_tags(self, run: DagsterRun) -> list[Mapping[str, str]]:
+        plan_id = run.execution_plan_snapshot_id
+        if plan_id is None:
+            return []
+        plan = self._instance.get_execution_plan_snapshot(plan_id)
+        wanted = set(run.step_keys_to_execute or plan.step_keys_to_execute)
+        return [step.tags or {} for step in plan.steps if step.key in wanted]
+
+    def _site(self) -> Cluster:
+        return load_cluster(Path(self._cluster)) if self._cluster else Cluster()
+
+    # Watching
+
+    def is_local(self, run: DagsterRun) -> bool:
+        """Whether the run was launched on this host."""
+        return run.tags.get(f"{PREFIX}{WHERE}") == LOCAL
+
+    def job_of(self, run: DagsterRun) -> Job | None:
+        """The run's job as SLURM knows it now; None when it knows of none.
+
+        Raises:
+            SlurmError: SLURM does not answer, or not sensibly.
+        """
+        noted = int(run.tags[JOB_ID]) if run.tags.get(JOB_ID, "").isdigit() else None
+        facts = reconcile.Run(
+            run_id=run.run_id, status=run.status.value, job_id=noted, saves=False, cancel_requested=None, ended=None
+        )
+        job = reconcile.pick(facts, self.slurm.jobs())
+        if job is not None and not job.phase.ended:
+            return job
+        asked = job.job_id if job is not None else noted
+        known = self.slurm.job(asked) if asked is not None else None
+        return known if known is not None and reconcile.belongs(known, run.run_id) else job
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        """It does."""
+        return True
+
+    def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
+        """Whether a started run's job lives. Unreachable, and any doubt, means that it runs."""
+        if self.is_local(run):
+            return CheckRunHealthResult(WorkerStatus.RUNNING, "runs on the daemon's host")
+        try:
+            job = self.job_of(run)
+        except SlurmError as error:
+            return CheckRunHealthResult(WorkerStatus.RUNNING, f"taken to be running. {error}")
+        now = time.time()
+        if job is None:
+            missing_s = now - self._missing_since.setdefault(run.run_id, now)
+            if missing_s < self.patience.missing_s:
+                return CheckRunHealthResult(WorkerStatus.RUNNING, f"SLURM has not listed its job for {missing_s:.0f} s")
+            why = f"SLURM no longer knows job {run.tags.get(JOB_ID)}, looked for over {missing_s:.0f} s"
+            return CheckRunHealthResult(WorkerStatus.FAILED, why)
+        self._missing_since.pop(run.run_id, None)
+        worker = str(job.job_id)
+        if job.phase is Phase.FAILED:
+            return CheckRunHealthResult(WorkerStatus.FAILED, job.describe(), run_worker_id=worker)
+        if job.phase is Phase.SUCCEEDED:
+            ended_s = now - (job.ended or self._ended_since.setdefault(run.run_id, now))
+            if ended_s > COMPLETED_GRACE_S:
+                why = f"the job ended well, and the run is still started {ended_s:.0f} s later. {job.describe()}"
+                return CheckRunHealthResult(WorkerStatus.FAILED, why, run_worker_id=worker)
+        return CheckRunHealthResult(WorkerStatus.RUNNING, job.describe(), run_worker_id=worker)
+
+    def get_run_worker_debug_info(self, run: DagsterRun, include_container_logs: bool | None = True) -> str | None:
+        """What SLURM says of the run's job, and the end of its log, for the UI."""
+        if self.is_local(run):
+            return None
+        try:
+            job = self.job_of(run)
+            said = job.describe() if job is not None else "SLURM knows no job of this run."
+        except SlurmError as error:
+            said = str(error)
+        return f"{said}\n{self.log_tail(run)}"
+
+    def log_tail(self, run: DagsterRun) -> str:
+        """The last lines of the job's log, with its path."""
+        log = self.files(run).log
+        try:
+            return f"The end of {log}:\n{tail(log)}"
+        except OSError:
+            return f"{log}: not there; the job has printed nothing, or its host does not share this folder."
+
+    # Ending
+
+    def terminate(self, run_id: str) -> bool:
+        """End a run: a training job saves first, any other is cancelled at once.
+
+        Returns:
+            Whether the end is under way. While SLURM does not answer the wish is noted on the run, which
+            stays as it is; the reconciler carries it out.
+        """
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return False
+        if self.is_local(run):
+            return self._local.terminate(run_id)
+        try:
+            job = self.job_of(run)
+        except SlurmError as error:
+            self._instance.add_run_tags(run_id, {CANCEL_REQUESTED: f"{time.time():.0f}"})
+            self._instance.report_engine_event(
+                f"SLURM can't be asked to end the job now; that is done as soon as it answers. {error}", run
+            )
+            return False
+        self._instance.add_run_tags(run_id, {CANCEL_REQUESTED: f"{time.time():.0f}"})
+        if job is None or job.phase.ended:
+            why = "There was no job to end." if job is None else job.describe()
+            self._instance.report_run_canceled(run, why)
+        elif self.saves(run) and job.phase is Phase.RUNNING:
+            self.ask_to_save(run, f"{job.describe()}.")
+        else:
+            self._report_canceling(run, f"Cancelling {job.describe()}.")
+            self._cancel(run, job)
+        return True
+
+    def saves(self, run: DagsterRun) -> bool:
+        """Whether the run's job saves when it is told to stop."""
+        return run.tags.get(f"{PREFIX}{STOP}") == SAVE
+
+    def ask_to_save(self, run: DagsterRun, why: str) -> None:
+        """Tell a training job to save, stop and end its run; the reconciler ends it if that takes too long."""
+        wait = f"It is told to save and stop, and cancelled if that takes more than {self.patience.save_s:.0f} s."
+        self._report_canceling(run, f"{why} {wait}")
+        write_text(self.files(run).stop, CANCEL)
+
+    def _report_canceling(self, run: DagsterRun, message: str) -> None:
+        if run.status != DagsterRunStatus.CANCELING:
+            self._instance.report_run_canceling(run, message)
+
+    def _cancel(self, run: DagsterRun, job: Job) -> None:
+        try:
+            self.slurm.cancel(job.job_id)
+        except SlurmError as error:
+            self._instance.report_engine_event(f"scancel will be tried again. {error}", run)
+
+    # The rest is for local runs.
+
+    def join(self, timeout: int = 30) -> None:
+        """Wait for local runs."""
+        self._local.join(timeout)
+
+    def dispose(self) -> None:
+        """Let go of local runs."""
+        self._local.dispose()

@@ -1,0 +1,131 @@
+"""The reconciler: runs and jobs that disagree are put right, every half a minute.
+
+On by default, and silent where runs are not SLURM jobs. A tick costs one squeue, and at most one
+scancel or sacct more; `slurm.reconcile` decides, this module asks and carries out.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from dagster import DagsterRunStatus, RunRecord, RunsFilter
+
+from rqwen3_pipeline.slurm import reconcile
+from rqwen3_pipeline.slurm.client import Job, SlurmError
+from rqwen3_pipeline.slurm.reconcile import Action, Verdict
+
+if TYPE_CHECKING:
+    from rqwen3_pipeline.launcher import SlurmRunLauncher
+
+INTERVAL_S = 30
+LIVE = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+ENDS_JOB = (Verdict.CANCEL_JOB, Verdict.FAIL_AND_CANCEL, Verdict.CANCEL)
+
+
+@dg.sensor(
+    name="slurm_reconciler",
+    minimum_interval_seconds=INTERVAL_S,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Fails runs whose job can never start or has ended unheard, and cancels jobs whose run has ended.",
+)
+def slurm_reconciler(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    """One tick."""
+    from rqwen3_pipeline.launcher import SlurmRunLauncher
+
+    launcher = context.instance.run_launcher
+    if not isinstance(launcher, SlurmRunLauncher):
+        return dg.SkipReason("Runs are not SLURM jobs here.")
+    missing_since = json.loads(context.cursor) if context.cursor else {}
+    try:
+        jobs = launcher.slurm.jobs(fresh=True)
+    except SlurmError as error:
+        return dg.SkipReason(f"Nothing is judged while SLURM does not answer. {error}")
+    actions, missing = judge(context.instance, launcher, jobs, missing_since, time.time())
+    done = carry_out(context.instance, launcher, actions)
+    context.update_cursor(json.dumps(missing))
+    return dg.SkipReason("\n".join(done) or f"{len(jobs)} jobs, all as they should be.")
+
+
+def judge(
+    instance: dg.DagsterInstance,
+    launcher: "SlurmRunLauncher",
+    jobs: Mapping[int, Job],
+    missing_since: Mapping[str, float],
+    now: float,
+) -> tuple[list[Action], dict[str, float]]:
+    """Read the runs that matter, and decide."""
+    live = instance.get_run_records(RunsFilter(statuses=LIVE))
+    known = {record.dagster_run.run_id for record in live}
+    others = {run_id for job in jobs.values() if not job.phase.ended and (run_id := reconcile.run_of(job))} - known
+    ended = instance.get_run_records(RunsFilter(run_ids=sorted(others))) if others else []
+    runs = [
+        facts(launcher, record)
+        for record in (*live, *(record for record in ended if record.dagster_run.is_finished))
+        if not launcher.is_local(record.dagster_run)
+    ]
+    return reconcile.decide(runs, jobs, missing_since, now, launcher.patience)
+
+
+def facts(launcher: "SlurmRunLauncher", record: RunRecord) -> reconcile.Run:
+    """What matters of a run."""
+    from rqwen3_pipeline.launcher import CANCEL_REQUESTED, JOB_ID
+
+    run = record.dagster_run
+    job_id, asked = run.tags.get(JOB_ID, ""), run.tags.get(CANCEL_REQUESTED, "")
+    return reconcile.Run(
+        run_id=run.run_id,
+        status="FINISHED" if run.is_finished else run.status.value,
+        job_id=int(job_id) if job_id.isdigit() else None,
+        saves=launcher.saves(run),
+        cancel_requested=float(asked) if asked.isdigit() else None,
+        ended=record.end_time,
+    )
+
+
+def carry_out(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", actions: Sequence[Action]) -> list[str]:
+    """Do what was decided; returns one line for each deed. All jobs to cancel go into one command.
+
+    Runs are told first: a worker that is ended must find its run cancelled, not merely interrupted.
+    """
+    doomed = sorted({action.job_id for action in actions if action.verdict in ENDS_JOB and action.job_id is not None})
+    lost = [action.job_id for action in actions if action.verdict is Verdict.FAIL and action.job_id is not None]
+    known = launcher.slurm.accounted(lost) if lost and not doomed else {}
+    said: list[str] = []
+    for action in actions:
+        told = known.get(action.job_id) if action.job_id is not None else None
+        tell(instance, launcher, action, f" The accounting says: {told.describe()}" if told is not None else "")
+        said.append(f"run {action.run_id[:8]}, job {action.job_id}: {action.verdict.value}, since {action.why}")
+    if doomed:
+        try:
+            launcher.slurm.cancel(*doomed)
+        except SlurmError as error:
+            said.append(f"scancel will be tried again in the next tick. {error}")
+    return said
+
+
+def tell(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", action: Action, more: str) -> None:
+    """Write a verdict to the run, unless the run has moved on since it was read."""
+    from rqwen3_pipeline.launcher import JOB_ID
+
+    run = instance.get_run_by_id(action.run_id)
+    if run is None or run.is_finished:
+        return
+    why = f"{action.why}.{more}".replace("..", ".")
+    starting = run.status == DagsterRunStatus.STARTING
+    match action.verdict:
+        case Verdict.ADOPT:
+            instance.add_run_tags(run.run_id, {JOB_ID: str(action.job_id)})
+        case Verdict.FAIL | Verdict.FAIL_AND_CANCEL if starting:
+            instance.report_run_failed(run, f"SLURM: {why}\n{launcher.log_tail(run)}")
+        case Verdict.CANCEL if starting:
+            instance.report_run_canceled(run, f"SLURM: {why}")
+        case Verdict.CANCEL if run.status == DagsterRunStatus.STARTED:
+            instance.report_run_canceling(run, f"SLURM: {why}")
+        case Verdict.SAVE if run.status == DagsterRunStatus.STARTED:
+            launcher.ask_to_save(run, why)
+        case Verdict.CANCELED if run.status == DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, f"SLURM: {why}")
+        case _:
+            pass
