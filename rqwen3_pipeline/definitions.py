@@ -18,6 +18,7 @@ from rqwen3_pipeline.assets import (
 )
 from rqwen3_pipeline.assets.checks import checks, corpus_promises
 from rqwen3_pipeline.sensors.notices import failure_notices
+from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
 from rqwen3_pipeline.sensors.resubmission import resubmission
 
 by_file = [*sources.raw_files, *documents.filtered_documents, *documents.digests, *tokens.token_shards]
@@ -67,6 +68,6 @@ defs = dg.Definitions(
     assets=assets,
     asset_checks=checks,
     jobs=jobs,
-    sensors=[resubmission, failure_notices],
+    sensors=[resubmission, slurm_reconciler, failure_notices],
     executor=dg.in_process_executor,
 )

@@ -4,6 +4,7 @@ Eight processes that open a fresh SQLite home at once crash, so the home is crea
 anything else opens it. SQLite on a network file system loses locks, so that is refused.
 """
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -15,15 +16,18 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from model.errors import EnvironmentProblem
 from model.files import NETWORK_FILE_SYSTEMS, file_system_kind, write_text
-from rqwen3_pipeline.settings import RunRoot, shipped
+from rqwen3_pipeline.settings import RunRoot, Settings, shipped
 
 LOCAL_CONFIG = "dagster.local.yaml"
+LOCAL_RUNS = 2
+"""Runs at once on this host."""
+POSTGRES_URL = "RQWEN3_POSTGRES_URL"
 OWNER_TAG = "rqwen3/owner"
 """Tag of a run that lives in a local process: `<host>/<pid>/<start time of the process>`."""
 
 
 def render_home(root: RunRoot) -> Path:
-    """Write `<run root>/dagster/dagster.yaml` from the template, and return the folder.
+    """Write `<run root>/dagster/dagster.yaml` from the template and the environment, and return the folder.
 
     Raises:
         EnvironmentProblem: the folder is on a network file system, where SQLite is not safe.
@@ -32,18 +36,37 @@ def render_home(root: RunRoot) -> Path:
 
     home = root.dagster_home
     home.mkdir(parents=True, exist_ok=True)
+    settings = Settings()
     kind = file_system_kind(home)
-    if kind in NETWORK_FILE_SYSTEMS:
+    if settings.postgres_url is not None:
+        os.environ[POSTGRES_URL] = _psycopg2(settings.postgres_url.get_secret_value())
+    elif kind in NETWORK_FILE_SYSTEMS:
         raise EnvironmentProblem(
             f"{home} lies on {kind}, a network file system, under which SQLite loses its locks. Set RQWEN3_HOME to "
-            "a folder on a local disk."
+            f"a folder on a local disk, or {POSTGRES_URL} to a Postgres database that all hosts reach."
         )
     template = jinja2.Template(shipped("dagster.yaml").read_text(encoding="utf-8"), keep_trailing_newline=True)
-    text = template.render(home=str(home))
+    text = template.render(
+        home=str(home),
+        postgres=settings.postgres_url is not None,
+        slurm=settings.launcher == "slurm",
+        max_runs=settings.max_jobs if settings.launcher == "slurm" else LOCAL_RUNS,
+        launcher=json.dumps(_launcher_config(root, settings)),
+    )
     target = home / "dagster.yaml"
     if not target.exists() or target.read_text(encoding="utf-8") != text:
         write_text(target, text)
     return home
+
+
+def _launcher_config(root: RunRoot, settings: Settings) -> dict[str, str]:
+    config = {"home": str(root.path), "profile": str(settings.config_path)}
+    return {**config, "cluster": str(settings.cluster)} if settings.cluster else config
+
+
+def _psycopg2(url: str) -> str:
+    """The same database through psycopg2: under the newer driver Dagster's event watcher fails."""
+    return f"postgresql+psycopg2://{url.removeprefix('postgresql://')}" if url.startswith("postgresql://") else url
 
 
 def open_instance(root: RunRoot) -> dg.DagsterInstance:

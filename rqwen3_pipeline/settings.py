@@ -5,8 +5,9 @@ Costs one import of pydantic-settings. Nothing is created here: a path is a name
 
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model.config import NAME_PATTERN, RunConfig, load_run_config
@@ -54,8 +55,16 @@ class Settings(BaseSettings):
     """Gets the same by POST, as {"text": …}."""
     notice_file: Path | None = None
     """Has the same appended."""
+    launcher: Literal["local", "slurm"] = "local"
+    """Where the runs of `rqwen3 up` go: processes of this host, or SLURM jobs."""
+    cluster: Path | None = None
+    """The site's TOML file: partitions, GPUs, limits, what jobs source."""
+    max_jobs: int = Field(default=8, ge=1)
+    """SLURM jobs at once; runs beyond that wait in Dagster's queue."""
+    postgres_url: SecretStr | None = None
+    """The event store, where it can't be SQLite: `postgresql://user:password@host:port/name`."""
 
-    @field_validator("home", "sources", "tokenizer", "notice_file")
+    @field_validator("home", "sources", "tokenizer", "cluster", "notice_file")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return path.resolve() if path is not None else None
