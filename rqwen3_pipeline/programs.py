@@ -32,7 +32,7 @@ def run_program(
     """Run `python -m module arguments…` with its output appended to `log`, and wait for it.
 
     When this process is interrupted the child is asked to stop (SIGTERM) and awaited, so that a
-    trainer saves before its parent goes.
+    trainer saves before its parent goes. Further interrupts don't end that wait.
 
     Args:
         module: dotted name of a module of `model`.
@@ -69,11 +69,21 @@ def run_program(
                         while_running()
         except BaseException:
             child.send_signal(signal.SIGTERM)
-            child.wait()
+            _await(child)
             raise
     if code not in ok:
         raise ProgramFailedError(f"python -m {module} ended with exit code {code}. {log}:\n{tail(log, begin)}", code)
     return code
+
+
+def _await(child: "subprocess.Popen[bytes]") -> None:
+    """Wait for a child that is saving, however often this process is told to end meanwhile."""
+    while True:
+        try:
+            child.wait()
+            return
+        except BaseException:
+            continue
 
 
 def tail(log: Path, begin: int = 0) -> str:

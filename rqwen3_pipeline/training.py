@@ -5,8 +5,11 @@ read back from the ledger and the metrics that it wrote, which stay true when th
 """
 
 import json
+import os
+import shlex
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from model.files import read_json, read_jsonl, sha256_file
 from rqwen3_pipeline.programs import run_program
 from rqwen3_pipeline.progress import Progress
 from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.slurm.script import CANCEL, DEADLINE, STOP_FILE
 
 EXIT_FINISHED, EXIT_CONTINUE = 0, 75
 STARTUP_S = 8.0
@@ -165,8 +169,9 @@ def run_submission(
     if record is None:
         attempt = attempt or 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
         limit_s = time_limit_s or submissions_config(run).time_limit_s
+        of_job, limit_s = job_arguments(os.environ, limit_s)
         arguments = [*pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt]
-        arguments += ["--time-limit-s", limit_s] if limit_s else []
+        arguments += [*of_job, *(["--time-limit-s", limit_s] if limit_s else [])]
         with Progress(f"training {submission_key(run.name, number)}", run.training.max_steps, "steps") as progress:
             watch = _Watch(folder / "metrics.jsonl", progress, say, say_every_s)
             run_program(
@@ -184,6 +189,34 @@ def run_submission(
         )
     gpu_hours = record["seconds"] / 3600 if record.get("gpu") else None
     return {**record, **last_losses(folder), "gpu_hours": gpu_hours, "path": str(folder)}
+
+
+def job_arguments(environment: Mapping[str, str], limit_s: float) -> tuple[list[str], float]:
+    """What the trainer is told of the job that it runs in, from what the job's script left in the environment.
+
+    Args:
+        environment: the worker's.
+        limit_s: wall-clock limit that was asked for; 0 is none.
+
+    Returns:
+        The stop file and the command that asks for a job's life as arguments, and the limit, which is no
+        longer than what is left of the job.
+    """
+    arguments: list[str] = []
+    if stop_file := environment.get(STOP_FILE):
+        arguments += ["--stop-file", stop_file]
+    if environment.get("SLURM_JOB_ID"):
+        arguments += ["--job-alive-command", shlex.join([sys.executable, "-m", "rqwen3_pipeline.slurm.alive"])]
+    if (deadline := environment.get(DEADLINE, "")).isdigit():
+        left_s = max(1.0, float(deadline) - time.time())
+        limit_s = min(limit_s or left_s, left_s)
+    return arguments, limit_s
+
+
+def cancelled(environment: Mapping[str, str]) -> bool:
+    """Whether the job was told to stop because its run is cancelled, not because its time is up."""
+    stop_file = Path(environment.get(STOP_FILE) or os.devnull)
+    return stop_file.exists() and stop_file.read_text(encoding="utf-8").strip() == CANCEL
 
 
 def pretrain_arguments(root: RunRoot, run: RunConfig, config_path: Path) -> list[Any]:

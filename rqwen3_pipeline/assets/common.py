@@ -1,6 +1,11 @@
 """What every asset body begins and ends with: the settings in force, and reports as metadata."""
 
+import contextlib
 import math
+import queue
+import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +61,33 @@ class Pipeline:
         from rqwen3_pipeline.corpus.lock import read_lock
 
         return read_lock(self.root)
+
+
+class Mirror:
+    """Passes lines on to Dagster from a thread: an event store that is away neither fails nor delays the caller.
+
+    Of the lines that come while one is being written only the newest is kept.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._lines: queue.Queue[str] = queue.Queue(maxsize=1)
+        threading.Thread(target=self._run, daemon=True, name="mirror").start()
+
+    def __call__(self, line: str) -> None:
+        """Take a line; returns at once."""
+        with contextlib.suppress(queue.Empty):
+            self._lines.get_nowait()
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def _run(self) -> None:
+        while True:
+            line = self._lines.get()
+            try:
+                self._write(line)
+            except Exception as error:
+                print(f"the event store did not take {line!r}: {error}", file=sys.stderr, flush=True)
 
 
 def pipeline() -> Pipeline:

@@ -7,7 +7,14 @@ import dagster as dg
 from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeline
 
 
-@dg.asset(group_name="training", kinds={"python"}, owners=OWNERS, code_version=CODE_VERSION, deps=["manifest"])
+@dg.asset(
+    group_name="training",
+    kinds={"python"},
+    owners=OWNERS,
+    code_version=CODE_VERSION,
+    deps=["manifest"],
+    op_tags={"slurm/kind": "gpu"},
+)
 def preflight() -> dg.MaterializeResult[Any]:
     """Shards, memory plan, free space and a dry step; the first submission waits until all are green."""
     from rqwen3_pipeline.preflight import Asked, run_preflight

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from rqwen3_pipeline.corpus.lock import Lock
 
 
-@dg.asset(group_name="sources", kinds={"json"}, owners=OWNERS, code_version=CODE_VERSION)
+@dg.asset(
+    group_name="sources",
+    kinds={"json"},
+    owners=OWNERS,
+    code_version=CODE_VERSION,
+    op_tags={"slurm/kind": "transfer"},
+)
 def source_lock(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     """Which files of the six sources are read: paths, sizes and SHA-256, in reading order."""
     from rqwen3_pipeline.corpus.origin import lock_origin

@@ -45,7 +45,7 @@ def stage_asset(
         code_version=CODE_VERSION,
         partitions_def=file_partitions[source],
         backfill_policy=dg.BackfillPolicy.multi_run(PARTITIONS_PER_RUN),
-        op_tags={"rqwen3/stage": stage},
+        op_tags={"rqwen3/stage": stage, "slurm/kind": "transfer" if stage == "raw" else "cpu"},
         check_specs=check_specs(stage, key),
     )
     def files_of_a_source(context: dg.AssetExecutionContext) -> Iterator[Any]:

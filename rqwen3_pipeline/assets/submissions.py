@@ -1,12 +1,22 @@
 """Submissions: each partition is one slice of the training run, cut by the clock and taken up by the next."""
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from model.files import read_jsonl
-from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, experiment, metadata, pipeline, submission_partitions
+from rqwen3_pipeline.assets.common import (
+    CODE_VERSION,
+    OWNERS,
+    Mirror,
+    experiment,
+    metadata,
+    pipeline,
+    submission_partitions,
+)
 from rqwen3_pipeline.assets.plots import curve_markdown
 
 EVENT_EVERY_S = 30.0
@@ -29,6 +39,7 @@ class SubmissionOptions(dg.Config):
     code_version=CODE_VERSION,
     deps=["preflight"],
     partitions_def=submission_partitions,
+    op_tags={"slurm/kind": "gpu", "slurm/stop": "save"},
 )
 def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) -> dg.MaterializeResult[Any]:
     """One training job: resumes from the newest good checkpoint, saves when the clock or a signal says so.
@@ -38,7 +49,7 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
     from rqwen3_pipeline.experiments.facts import next_attempt
     from rqwen3_pipeline.preflight import Asked, preflight_problem, run_preflight
     from rqwen3_pipeline.programs import ProgramFailedError
-    from rqwen3_pipeline.training import parse_submission, run_submission
+    from rqwen3_pipeline.training import EXIT_CONTINUE, cancelled, parse_submission, run_submission
 
     here = pipeline()
     run, config_path = experiment(here, context.partition_key)
@@ -46,8 +57,7 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
         run_preflight(Asked(root=here.root, run=run, config_path=config_path))  # the asset does the profile's alone
     number = parse_submission(context.partition_key, run.name)
     attempt = next_attempt(here.root, run.name, number)
-    tags = {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)}
-    context.instance.add_run_tags(context.run_id, tags)
+    _tag(context, {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)})
     try:
         report = run_submission(
             here.root,
@@ -56,13 +66,21 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
             number,
             attempt=attempt,
             time_limit_s=config.time_limit_s,
-            say=context.log.info,
+            say=Mirror(context.log.info),
             say_every_s=EVENT_EVERY_S,
         )
     except ProgramFailedError as error:
-        context.instance.add_run_tags(context.run_id, {EXIT_CODE_TAG: str(error.code)})
+        _tag(context, {EXIT_CODE_TAG: str(error.code)})
         raise
+    if report["exit_code"] == EXIT_CONTINUE and cancelled(os.environ):
+        raise dg.Failure(f"Cancelled; saved at step {report['saved_step']:,}.", metadata(report), allow_retries=False)
     return dg.MaterializeResult(metadata={**metadata(report), **_receipt(context, report)})
+
+
+def _tag(context: dg.AssetExecutionContext, tags: dict[str, str]) -> None:
+    """Note on the run what ledger and lock say anyway: an event store that is away must not stop a training."""
+    with contextlib.suppress(Exception):
+        context.instance.add_run_tags(context.run_id, tags)
 
 
 def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[str, Any]:
@@ -72,9 +90,10 @@ def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[
     curve = effective(read_jsonl(Path(report["path"]) / "metrics.jsonl"), "train")
     plot = curve_markdown(thin(curve.losses(), PLOT_POINTS), "training loss, nats, by step")
     found: dict[str, Any] = {"loss_plot": dg.MetadataValue.md(plot)}
-    record = context.instance.get_run_record_by_id(context.run_id)
-    if record is not None and record.start_time is not None:
-        found["queue_wait_s"] = round(record.start_time - record.create_timestamp.timestamp(), 1)
+    with contextlib.suppress(Exception):  # the event store may be away
+        record = context.instance.get_run_record_by_id(context.run_id)
+        if record is not None and record.start_time is not None:
+            found["queue_wait_s"] = round(record.start_time - record.create_timestamp.timestamp(), 1)
     return found
 
 

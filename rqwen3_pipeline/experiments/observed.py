@@ -25,7 +25,8 @@ from rqwen3_pipeline.training import finished, submissions_config
 
 PARTITION_SET, PARTITION_TAG = "submissions", "dagster/partition"
 ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/attempt", "rqwen3/exit_code"
-JOB_TAG, STATE_TAG, NEVER_STARTS_TAG = "slurm/job_id", "slurm/state", "slurm/never_starts"
+JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
+STATE_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/never_starts"
 LIVE = frozenset(
     {
         DagsterRunStatus.QUEUED,
@@ -97,7 +98,7 @@ def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> 
                 submission=submission,
                 attempt=attempt,
                 live=run.status in LIVE,
-                cancelled=run.status is DagsterRunStatus.CANCELED,
+                cancelled=run.status is DagsterRunStatus.CANCELED or CANCEL_TAG in run.tags,
                 job_id=_number(run.tags.get(JOB_TAG)),
                 state=parse_state(state) if state else None,
                 cannot_start=NEVER_STARTS_TAG in run.tags,
