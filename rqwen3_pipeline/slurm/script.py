@@ -125,9 +125,10 @@ if [ -n "$left" ]; then
   if [ -n "$left" ]; then say "still there after $save_budget_s s, killed:" $left; kill -KILL $left 2>/dev/null || :; fi
 fi
 
-cpu_s=$(times | awk 'NR == 2 { gsub(/[ms]/, " "); print int($1 * 60 + $2 + $3 * 60 + $4 + 0.5) }')
+times >"$RQWEN3_STOP_FILE.times"  # into a file: a pipe would be a new shell, which has used nothing
+cpu_s=$(awk 'NR == 2 { gsub(/[ms]/, " "); print int($1 * 60 + $2 + $3 * 60 + $4 + 0.5) }' "$RQWEN3_STOP_FILE.times")
 peak_kib=$(cat "$RQWEN3_STOP_FILE.peak_kib" 2>/dev/null || echo 0)
-rm -f "$RQWEN3_STOP_FILE.peak_kib"
+rm -f "$RQWEN3_STOP_FILE.times" "$RQWEN3_STOP_FILE.peak_kib"
 cpus=${SLURM_CPUS_ON_NODE:-1}
 used=$((100 * cpu_s / (cpus * (SECONDS > 0 ? SECONDS : 1))))
 say "efficiency: elapsed ${SECONDS} s, CPU ${cpu_s} s ($used % of $cpus), peak memory $((peak_kib / 1024)) MiB;" \\
