@@ -6,11 +6,8 @@ a run is never called dead, a launch goes back to the queue, and a cancellation 
 reconciler. A launch costs one sbatch; a poll of any number of runs one squeue.
 """
 
-import os
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,38 +29,14 @@ from rqwen3_pipeline.settings import shipped
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
 from rqwen3_pipeline.slurm.cluster import LOCAL, PREFIX, SAVE, STOP, WHERE, Cluster, Wish, load_cluster, wish
-from rqwen3_pipeline.slurm.options import JobOptions
-from rqwen3_pipeline.slurm.script import CANCEL, render
-from rqwen3_pipeline.slurm.snapshot import take_snapshot
+from rqwen3_pipeline.slurm.run_job import JobFiles, Place, job_options, job_script
+from rqwen3_pipeline.slurm.script import CANCEL
 from rqwen3_pipeline.slurm.states import Phase
 
 JOB_ID, ATTEMPT, CANCEL_REQUESTED = f"{PREFIX}job_id", f"{PREFIX}attempt", f"{PREFIX}cancel_requested"
 LOOK_TRIES, LOOK_PAUSE_S = 4, 5.0
 COMPLETED_GRACE_S = 60.0
 """How long a run may stay started after its job has ended well: its last events may be on their way."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobFiles:
-    """Where one attempt of a run keeps its files."""
-
-    folder: Path
-    attempt: int
-
-    @property
-    def script(self) -> Path:
-        """The batch script, as it was sent."""
-        return self.folder / f"attempt-{self.attempt}.sh"
-
-    @property
-    def log(self) -> Path:
-        """What the job printed."""
-        return self.folder / f"attempt-{self.attempt}.log"
-
-    @property
-    def stop(self) -> Path:
-        """Tells a trainer to save and stop."""
-        return self.folder / f"attempt-{self.attempt}.stop"
 
 
 class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
@@ -85,7 +58,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         self.home = Path(home)
         self.patience = reconcile.Patience(missing_s=missing_grace_seconds, save_s=save_budget_seconds)
         self.slurm = slurm or Slurm(timeout_s=timeout_seconds)
-        self._cluster, self._profile = cluster, profile
+        self._cluster, self._profile = cluster, Path(profile) if profile else None
         self._inst_data = inst_data
         self._local = DefaultRunLauncher()
         self._missing_since: dict[str, float] = {}
@@ -165,58 +138,33 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         tags = {**stale, ATTEMPT: str(attempt), **({f"{PREFIX}{STOP}": SAVE} if wanted.saves else {})}
         self._instance.add_run_tags(run.run_id, tags)
         files = JobFiles(folder=self.files(run).folder, attempt=attempt)
-        options = self._options(run, wanted, files)
-        script = self._script(run, options, files)
+        options = job_options(run.run_id, wanted, files)
+        script = job_script(self._worker(run), options, files, self._place())
+        write_text(files.script, script)
         try:
             job_id = self.slurm.submit(options, script)
         except (SlurmUnavailable, SlurmUnclear) as error:
             job_id = self._look_for(options.job_name, error)
         self._note(run, job_id, "submitted", files)
 
-    def _options(self, run: DagsterRun, wanted: Wish, files: JobFiles) -> JobOptions:
-        return JobOptions(
-            **wanted.options,
-            job_name=reconcile.job_name(run.run_id, files.attempt),
-            comment=f"{reconcile.COMMENT}{run.run_id}",
-            output=str(files.log),
-            chdir=str(files.folder),
-        )
-
-    def _script(self, run: DagsterRun, options: JobOptions, files: JobFiles) -> str:
-        origin = run.job_code_origin
-        if origin is None:
+    def _worker(self, run: DagsterRun) -> Sequence[str]:
+        """The command that executes the run."""
+        if run.job_code_origin is None:
             raise ConfigError("the run does not say which code it is of; launch it from the UI or the daemon.")
-        arguments = ExecuteRunArgs(
-            job_origin=origin,
+        return ExecuteRunArgs(
+            job_origin=run.job_code_origin,
             run_id=run.run_id,
             instance_ref=self._instance.get_ref(),
-            set_exit_code_on_failure=True,
+            set_exit_code_on_failure=True,  # a failed run is a failed job
         ).get_command_args()
-        profile = Path(self._profile) if self._profile else None
-        kept = {f"profile/{profile.name}": profile} if profile else {}
-        code = take_snapshot(Path(__file__).resolve().parents[1], self.home / "dagster" / "code", kept)
-        environment = {
-            "DAGSTER_HOME": str(self.home / "dagster"),
-            "RQWEN3_HOME": str(self.home),
-            "RQWEN3_PROJECT": str(code),
-            "RQWEN3_VENV": os.environ.get("RQWEN3_VENV", sys.prefix),
-        }
-        if profile:
-            environment["RQWEN3_PROFILE"] = str(code / f"profile/{profile.name}")
-        if options.cpus_per_task:
-            environment["RQWEN3_WORKERS"] = options.cpus_per_task
-        script = render(
-            arguments,
-            options,
-            stop_file=files.stop,
+
+    def _place(self) -> Place:
+        return Place(
+            home=self.home,
+            profile=self._profile,
             env_file=self._site().env_file or shipped("sbatch/env.sh"),
-            folder=files.folder,
-            code=code,
-            environment=environment,
             save_budget_s=int(self.patience.save_s),
         )
-        write_text(files.script, script)
-        return script
 
     def _look_for(self, name: str, doubt: SlurmError) -> int:
         """The id of a job that sbatch may have left, though it said nothing of it.

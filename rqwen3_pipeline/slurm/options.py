@@ -7,7 +7,6 @@ a space could cut short, and no shell. What several steps of a run ask for is co
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from model.errors import ConfigError
 from rqwen3_pipeline.slurm.parsing import duration_s
@@ -170,8 +169,3 @@ def _clock(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return f"{days}-{hours:02d}:{minutes:02d}:{rest:02d}"
-
-
-def log_path(folder: Path, attempt: int) -> Path:
-    """Where a job of the folder writes its output."""
-    return folder / f"attempt-{attempt}.log"
