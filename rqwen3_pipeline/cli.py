@@ -403,6 +403,30 @@ def plan(ctx: click.Context, config: Path | None, gpu: str | None, as_json: bool
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="For a program.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Try what the pipeline needs of SLURM, of the site and of the run root's file system, and say what to mend."""
+    import json
+
+    from rqwen3_pipeline.slurm import doctor as examination
+    from rqwen3_pipeline.slurm.client import Slurm
+    from rqwen3_pipeline.slurm.cluster import Cluster, load_cluster
+
+    settings = _settings(ctx)
+    found = examination.examine(
+        settings.root.path,
+        load_cluster(settings.cluster) if settings.cluster else Cluster(),
+        Slurm(),
+        wants_slurm=settings.launcher == "slurm",
+        has_postgres=settings.postgres_url is not None,
+    )
+    lines = [{"what": one.what, "verdict": one.verdict.value, "said": one.said} for one in found]
+    click.echo(json.dumps(lines, indent=1) if as_json else examination.render(found))
+    ctx.exit(int(any(one.verdict is examination.Verdict.BAD for one in found)))
+
+
+@main.command()
 @click.pass_context
 def selfcheck(ctx: click.Context) -> None:
     """Recompute the published arithmetic: parameters, FLOPs, memory, the reference run's crashes."""

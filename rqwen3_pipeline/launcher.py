@@ -108,18 +108,17 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         run = context.dagster_run
         try:
             wanted = wish(self._step_tags(run), run.tags, self._site())
-        except ConfigError as error:
-            raise DagsterLaunchFailedError(f"The run can't be a SLURM job. {error}") from error
-        if wanted.local:
-            self._instance.add_run_tags(run.run_id, {f"{PREFIX}{WHERE}": LOCAL})
-            self._local.launch_run(context)
-            return
-        try:
-            self._launch(run, wanted)
+            if not wanted.local:
+                self._launch(run, wanted)
         except SlurmUnavailable as error:
             raise DagsterUserCodeUnreachableError(f"The run goes back to the queue. {error}") from error
         except (ConfigError, SlurmError) as error:
-            raise DagsterLaunchFailedError(f"The run was not submitted. {error}") from error
+            message = f"The run was not submitted to SLURM. {error}"
+            self._instance.report_run_failed(run, message)  # the queue would fail it without a word
+            raise DagsterLaunchFailedError(message) from error
+        if wanted.local:
+            self._instance.add_run_tags(run.run_id, {f"{PREFIX}{WHERE}": LOCAL})
+            self._local.launch_run(context)
 
     def _launch(self, run: DagsterRun, wanted: Wish) -> None:
         attempt = int(run.tags.get(ATTEMPT) or 0)

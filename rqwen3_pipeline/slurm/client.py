@@ -150,6 +150,27 @@ class Slurm:
         """
         return self._accounting_rows(["-j", ",".join(map(str, job_ids))]) if job_ids else {}
 
+    def rehearse(self, options: JobOptions) -> str:
+        """Ask whether a job with these options would be taken, without sending one; returns sbatch's words.
+
+        Raises:
+            SlurmRejected: it would be refused, for the reason in the message.
+            SlurmUnavailable: SLURM does not answer.
+        """
+        answer = self._run(["sbatch", "--test-only", *options.arguments()], stdin="#!/bin/bash\ntrue\n")
+        if answer.returncode != 0:
+            raise SlurmRejected(f"sbatch would refuse such a job: {_words(answer)}")
+        return " ".join((answer.stderr or answer.stdout).split())
+
+    def version(self) -> str:
+        """As SLURM's commands print it: `slurm 22.05.8`."""
+        return " ".join(self._run(["sbatch", "--version"]).stdout.split())
+
+    def accounting(self) -> bool:
+        """Whether the accounting answers, so that jobs can be looked up when the controller forgot them."""
+        answer = self._run(["sacct", "-X", "-n", "-P", "--format=JobIDRaw"])
+        return answer.returncode == 0
+
     def cancel(self, *job_ids: int, signal: str | None = None, batch: bool = False) -> None:
         """Cancel jobs, or send them a signal, in one command. A job that is over already is no error.
 
