@@ -1,0 +1,141 @@
+"""Ticks of the reconciler on a real Dagster instance and a SLURM that answers from a dictionary."""
+
+import json
+import time
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus as Status
+
+from rqwen3_pipeline.launcher import CANCEL_REQUESTED, JOB_ID
+from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
+from rqwen3_pipeline.slurm.client import SlurmUnavailable
+from rqwen3_pipeline.slurm.states import State
+from tests.rqwen3_pipeline.slurm.fake import job
+from tests.rqwen3_pipeline.test_launcher import desk, training
+
+__all__ = ["desk"]
+
+
+def tick(desk, cursor=None):
+    desk.slurm.commands.clear()
+    context = dg.build_sensor_context(instance=desk.instance, cursor=cursor)
+    said = slurm_reconciler(context).skip_message
+    assert len(desk.slurm.commands) <= 2
+    return said, context.cursor
+
+
+def test_sensor_is_on_by_default():
+    assert slurm_reconciler.default_status == dg.DefaultSensorStatus.RUNNING
+
+
+def test_tick_without_slurm_says_so():
+    with dg.instance_for_test() as instance:
+        context = dg.build_sensor_context(instance=instance)
+        assert "not SLURM jobs" in slurm_reconciler(context).skip_message
+
+
+def test_tick_while_slurm_is_away_judges_nothing(desk):
+    run = desk.launch(desk.create())
+    desk.put(run, State.FAILED, ended=1.0)
+    desk.slurm.failing = [SlurmUnavailable("away")]
+    said, _ = tick(desk)
+    assert "away" in said
+    assert desk.read(run).status == Status.STARTING
+
+
+def test_tick_fails_a_run_whose_job_can_never_start_and_cancels_the_job(desk):
+    run = desk.launch(desk.create())
+    desk.put(run, State.PENDING, reason="PartitionTimeLimit")
+    tick(desk)
+    assert desk.read(run).status == Status.FAILURE
+    assert "can never start: PartitionTimeLimit" in desk.messages(run)
+    assert desk.slurm.cancelled == [100]
+
+
+def test_tick_leaves_a_job_that_waits_for_days_alone(desk):
+    run = desk.launch(desk.create())
+    desk.put(run, State.PENDING, reason="Priority", submitted=time.time() - 10 * 86400)
+    tick(desk)
+    assert (desk.read(run).status, desk.slurm.cancelled) == (Status.STARTING, [])
+
+
+def test_tick_fails_a_run_whose_job_ended_before_it_started_with_the_logs_end(desk):
+    run = desk.launch(desk.create())
+    desk.launcher.files(run).log.write_text("ModuleNotFoundError: No module named 'dagster'\n")
+    desk.put(run, State.FAILED, ended=time.time() - 60, reason="NonZeroExitCode")
+    tick(desk)
+    assert desk.read(run).status == Status.FAILURE
+    assert "NonZeroExitCode" in desk.messages(run)
+    assert "No module named 'dagster'" in desk.messages(run)
+
+
+def test_ticks_fail_a_run_whose_job_is_not_there_only_when_it_stays_away(desk):
+    run = desk.launch(desk.create())
+    desk.slurm.listed.clear()
+    _, cursor = tick(desk)
+    assert desk.read(run).status == Status.STARTING
+    longer_ago = {run_id: since - 200 for run_id, since in json.loads(cursor).items()}
+    tick(desk, json.dumps(longer_ago))
+    assert desk.read(run).status == Status.FAILURE
+
+
+def test_tick_adopts_a_job_whose_id_was_lost(desk):
+    run = desk.launch(desk.create())
+    desk.instance.add_run_tags(run.run_id, {JOB_ID: ""})
+    tick(desk)
+    assert desk.read(run).tags[JOB_ID] == "100"
+
+
+def test_tick_cancels_all_jobs_of_cancelled_runs_in_one_command(desk):
+    runs = [desk.launch(desk.create()) for _ in range(3)]
+    for run in runs:
+        desk.instance.report_run_canceled(run)
+    tick(desk)
+    assert desk.slurm.cancelled == [100, 101, 102]
+    assert desk.slurm.commands.count("scancel") == 1
+
+
+def test_tick_leaves_jobs_of_other_instances_and_of_the_user_alone(desk):
+    desk.slurm.listed = {
+        5: job(5, State.RUNNING, name="dg-ffffffff-1", comment="dagster:ffffffff-0000"),
+        6: job(6, State.RUNNING, name="jupyter"),
+    }
+    tick(desk)
+    assert desk.slurm.cancelled == []
+
+
+@pytest.mark.parametrize("job_def", [None, training])
+def test_tick_carries_out_a_termination_that_slurm_could_not_take(desk, job_def):
+    run = desk.started(**({"job_def": job_def} if job_def else {}))
+    desk.slurm.failing = [SlurmUnavailable("away")]
+    desk.launcher.terminate(run.run_id)
+    tick(desk)
+    assert desk.read(run).status == Status.CANCELING
+    assert desk.slurm.cancelled == ([] if job_def else [100])
+    assert desk.launcher.files(run).stop.exists() == bool(job_def)
+
+
+def test_tick_cancels_a_training_job_that_does_not_save_in_time_and_then_ends_the_run(desk):
+    run = desk.started(job_def=training)
+    desk.launcher.terminate(run.run_id)
+    tick(desk)
+    assert desk.slurm.cancelled == []
+    desk.instance.add_run_tags(run.run_id, {CANCEL_REQUESTED: f"{time.time() - 601:.0f}"})
+    tick(desk)
+    assert desk.slurm.cancelled == [100]
+    desk.put(run, State.CANCELLED, ended=time.time() - 60)
+    tick(desk)
+    assert desk.read(run).status == Status.CANCELED
+
+
+def test_tick_while_scancel_fails_keeps_the_verdicts_and_tries_again(desk):
+    run = desk.launch(desk.create())
+    desk.instance.report_run_canceled(run)
+    cancel = desk.slurm.cancel
+    desk.slurm.cancel = lambda *_: (_ for _ in ()).throw(SlurmUnavailable("away"))
+    said, _ = tick(desk)
+    assert "tried again" in said
+    desk.slurm.cancel = cancel
+    tick(desk)
+    assert desk.slurm.cancelled == [100]
