@@ -180,6 +180,9 @@ def versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
+    noted = Path(__file__).parents[1] / "COMMIT"  # a copy of the sources says which commit it was taken of
+    if noted.exists():
+        return noted.read_text(encoding="utf-8").strip() or None
     try:
         answer = subprocess.run(
             ["git", "rev-parse", "HEAD"],

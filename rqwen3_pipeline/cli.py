@@ -100,10 +100,12 @@ def _ui_command(settings: Any) -> str:
 
 
 @main.command()
-@click.option("--port", default=3000, show_default=True, type=click.IntRange(1, 65535))
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Of loopback. [3000; a private socket where runs are SLURM jobs]"
+)
 @click.pass_context
-def up(ctx: click.Context, port: int) -> None:
-    """Serve the web UI on loopback, and the daemon, until Ctrl-C."""
+def up(ctx: click.Context, port: int | None) -> None:
+    """Serve the web UI and the daemon until Ctrl-C."""
     from rqwen3_pipeline.up import serve
 
     ctx.exit(serve(_settings(ctx), port))

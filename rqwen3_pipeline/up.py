@@ -1,24 +1,32 @@
 """The web UI and the daemon on one run root, until Ctrl-C or until one of them ends."""
 
+import getpass
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
 
 from model.errors import EnvironmentProblem
+from model.files import sha256_bytes
 from rqwen3_pipeline.instance import fail_orphans, open_instance
-from rqwen3_pipeline.settings import Settings, shipped
+from rqwen3_pipeline.settings import RunRoot, Settings, shipped
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, DEFAULT_PORT = "127.0.0.1", 3000
 STOP_S = 20.0
 
 
-def serve(settings: Settings, port: int) -> int:
-    """Start webserver and daemon on loopback and wait.
+def serve(settings: Settings, port: int | None) -> int:
+    """Start webserver and daemon and wait.
+
+    Args:
+        settings: the settings in force.
+        port: of loopback; None takes a private socket where runs are SLURM jobs, since a login node is
+            shared, and port 3000 elsewhere.
 
     Returns:
         0 after Ctrl-C or SIGTERM, 1 when one of the two ended by itself.
@@ -26,8 +34,11 @@ def serve(settings: Settings, port: int) -> int:
     Raises:
         EnvironmentProblem: the port is taken, or the run root's file system is unfit.
     """
-    require_free_port(port)
     root = settings.root
+    private = settings.launcher == "slurm" and port is None
+    port = port or DEFAULT_PORT
+    if not private:
+        require_free_port(port)
     fail_orphans(open_instance(root))
     environment = {
         **os.environ,
@@ -35,18 +46,22 @@ def serve(settings: Settings, port: int) -> int:
         "RQWEN3_HOME": str(root.path),
         "RQWEN3_WORKERS": str(settings.workers),
     }
-    workspace = ["-w", str(shipped("workspace.yaml"))]
-    web = ["dagster_webserver", "-h", LOOPBACK, "-p", str(port), *workspace]
-    daemon = ["dagster._daemon", "run", *workspace]
+    workspace = str(shipped("workspace.yaml"))
+    web = ["dagster_webserver", "-h", LOOPBACK, "-p", str(port), "-w", workspace]
+    if private:
+        web = ["rqwen3_pipeline.private_web", str(private_socket(root)), workspace]
+    daemon = ["dagster._daemon", "run", "-w", workspace]
     signal.signal(signal.SIGTERM, _interrupt)
     children: list[subprocess.Popen[bytes]] = []
     try:
         for name, arguments in (("webserver", web), ("daemon", daemon)):
             children.append(_start(arguments, environment, root.dagster_home / f"{name}.log"))
-        print(
-            f"The UI of {root.path}: http://{LOOPBACK}:{port}  (Ctrl-C stops it; logs in {root.dagster_home})",
-            flush=True,
-        )
+        where = _socket_words(private_socket(root)) if private else f"http://{LOOPBACK}:{port}"
+        print(f"The UI of {root.path}: {where}  (Ctrl-C stops it; logs in {root.dagster_home})", flush=True)
+        if settings.launcher == "slurm" and not private:
+            print(
+                "Everyone who is logged in on this host can open that port; without --port it is private.", flush=True
+            )
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
         print(f"The webserver or the daemon ended by itself; see {root.dagster_home}/*.log", file=sys.stderr)
@@ -55,6 +70,26 @@ def serve(settings: Settings, port: int) -> int:
         return 0
     finally:
         _stop(children)
+
+
+def private_socket(root: RunRoot) -> Path:
+    """Where the UI listens on a shared host: a short path on a local disk, in a folder of the user's own."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or f"{tempfile.gettempdir()}/rqwen3-{os.getuid()}")
+    folder = base / f"ui-{sha256_bytes(str(root.path).encode())[:12]}"
+    for each in (base, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+        if each.is_symlink() or each.stat().st_uid != os.getuid():
+            raise EnvironmentProblem(f"{each} belongs to another user. Set XDG_RUNTIME_DIR to a folder of your own.")
+    folder.chmod(0o700)
+    return folder / "socket"
+
+
+def _socket_words(listen: Path) -> str:
+    host = socket.gethostname()
+    return (
+        f"{listen}\n  On your own machine:  ssh -N -L {DEFAULT_PORT}:{listen} {getpass.getuser()}@{host}\n"
+        f"  then open http://{LOOPBACK}:{DEFAULT_PORT} there"
+    )
 
 
 def require_free_port(port: int) -> None:

@@ -69,9 +69,8 @@ ORIGIN = JobPythonOrigin(
 class Desk:
     """An instance with the launcher, and short ways to do things with it."""
 
-    def __init__(self, instance, home):
-        self.instance, self.home = instance, home
-        self.launcher = instance.run_launcher
+    def __init__(self, instance):
+        self.instance, self.launcher = instance, instance.run_launcher
         self.slurm = self.launcher.slurm = FakeSlurm()
 
     def create(self, job_def=two_steps, status=Status.STARTING, **tags):
@@ -108,17 +107,25 @@ class Desk:
         return "\n".join(event.message or "" for event in events if event is not None)
 
 
-@pytest.fixture
-def desk(tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "LOOK_PAUSE_S", 0.0)
-    (tmp_path / "site.toml").write_text(SITE)
-    config = {"home": str(tmp_path / "my home"), "cluster": str(tmp_path / "site.toml")}
+@pytest.fixture(scope="session")
+def instance_with_launcher(tmp_path_factory):
+    """One instance for all tests here, since making one takes seconds."""
+    folder = tmp_path_factory.mktemp("an instance")
+    (folder / "site.toml").write_text(SITE)
+    config = {"home": str(folder), "cluster": str(folder / "site.toml")}
     overrides = {
         "run_launcher": {"module": "rqwen3_pipeline.launcher", "class": "SlurmRunLauncher", "config": config},
         "run_monitoring": {"enabled": True, "max_resume_run_attempts": 0},
     }
     with instance_for_test(overrides=overrides) as instance:
-        yield Desk(instance, tmp_path / "my home")
+        yield instance
+
+
+@pytest.fixture
+def desk(instance_with_launcher, monkeypatch):
+    monkeypatch.setattr(launching, "LOOK_PAUSE_S", 0.0)
+    instance_with_launcher.wipe()
+    return Desk(instance_with_launcher)
 
 
 def test_launch_of_two_steps_asks_for_the_most_of_each_and_notes_the_job(desk):
@@ -129,7 +136,7 @@ def test_launch_of_two_steps_asks_for_the_most_of_each_and_notes_the_job(desk):
     assert (run.tags[JOB_ID], run.tags[ATTEMPT]) == ("100", "1")
     assert "execute_run" in script
     assert "set_exit_code_on_failure" in script
-    assert str(desk.home) in desk.launcher.files(run).script.read_text()
+    assert str(desk.launcher.home) in desk.launcher.files(run).script.read_text()
     assert "SLURM job 100 submitted" in desk.messages(run)
 
 
@@ -227,11 +234,12 @@ def test_launch_of_a_local_run_goes_to_the_daemons_host(desk, monkeypatch):
 HEALTH = {Phase.FAILED: WorkerStatus.FAILED}
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_health_is_failed_exactly_for_a_job_that_ended_badly(desk, state):
-    run = desk.started(state, ended=time.time() - 5 if state is State.COMPLETED else None)
-    health = desk.launcher.check_run_worker_health(run)
-    assert health.status == HEALTH.get(state.phase, WorkerStatus.RUNNING)
+def test_health_is_failed_exactly_for_a_job_that_ended_badly(desk):
+    run = desk.started()
+    for state in State:
+        desk.put(run, state, ended=time.time() - 5 if state is State.COMPLETED else None)
+        expected = HEALTH.get(state.phase, WorkerStatus.RUNNING)
+        assert desk.launcher.check_run_worker_health(run).status == expected, state
 
 
 @pytest.mark.parametrize("error", [SlurmUnavailable("away"), SlurmError("garbage")])

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +75,33 @@ def test_verify_final_with_one_byte_changed_is_refused(tmp_path):
     final.write_bytes(b"weighTs")
     with pytest.raises(CheckpointError, match="sidecar says"):
         training.verify_final(root, "demo")
+
+
+def test_job_arguments_outside_a_job_change_nothing():
+    assert training.job_arguments({}, 100.0) == ([], 100.0)
+
+
+def test_job_arguments_in_a_job_hand_on_stop_file_lock_question_and_what_is_left():
+    environment = {
+        "SLURM_JOB_ID": "5",
+        "RQWEN3_STOP_FILE": "/a b/stop",
+        "RQWEN3_DEADLINE": f"{time.time() + 500:.0f}",
+    }
+    arguments, limit_s = training.job_arguments(environment, 0.0)
+    assert arguments[:3] == ["--stop-file", "/a b/stop", "--job-alive-command"]
+    assert arguments[3].endswith("-m rqwen3_pipeline.slurm.alive")
+    assert 440 < limit_s <= 501
+    assert training.job_arguments(environment, 60.0)[1] == 60.0
+    assert 440 < training.job_arguments(environment, 9000.0)[1] <= 501
+
+
+def test_job_arguments_after_the_jobs_end_leave_a_second():
+    assert training.job_arguments({"RQWEN3_DEADLINE": "1000"}, 0.0)[1] == 1.0
+
+
+@pytest.mark.parametrize(("content", "expected"), [("cancel", True), ("", False), (None, False)])
+def test_cancelled_is_told_from_a_job_whose_time_is_up(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "stop").write_text(content)
+    assert training.cancelled({"RQWEN3_STOP_FILE": str(tmp_path / "stop")}) is expected
+    assert training.cancelled({}) is False

@@ -12,9 +12,9 @@ from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
 from rqwen3_pipeline.slurm.client import SlurmUnavailable
 from rqwen3_pipeline.slurm.states import State
 from tests.rqwen3_pipeline.slurm.fake import job
-from tests.rqwen3_pipeline.test_launcher import desk, training
+from tests.rqwen3_pipeline.test_launcher import desk, instance_with_launcher, training
 
-__all__ = ["desk"]
+__all__ = ["desk", "instance_with_launcher"]
 
 
 def tick(desk, cursor=None):

@@ -1,0 +1,86 @@
+import pytest
+
+from rqwen3_pipeline.slurm import doctor
+from rqwen3_pipeline.slurm.client import Slurm
+from rqwen3_pipeline.slurm.cluster import Cluster
+from rqwen3_pipeline.slurm.doctor import Verdict, examine, render
+from tests.rqwen3_pipeline.slurm.fake import calls, programs
+from tests.rqwen3_pipeline.slurm.test_parsing import record
+
+HEALTHY = {
+    "squeue": {"out": record()},
+    "sacct": {},
+    "sbatch": {"out": "slurm 22.05.8\n", "err": "sbatch: Job 3 to start at 2026-03-01T10:00:00\n"},
+}
+
+
+def verdicts(found):
+    return {finding.what: finding.verdict for finding in found}
+
+
+def test_local_disk_without_slurm_is_good_in_every_point(tmp_path):
+    found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=False, has_postgres=False)
+    assert set(verdicts(found).values()) == {Verdict.GOOD}
+    assert set(verdicts(found)) == {"run root", "file locks", "SQLite"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_site_that_takes_such_jobs_is_good_and_none_is_sent(tmp_path):
+    folder = programs(tmp_path / "bin", **HEALTHY)
+    cluster = Cluster(common={"partition": "cpu"}, kinds={"gpu": {"gres": "gpu:1"}, "transfer": {"where": "local"}})
+    found = verdicts(examine(tmp_path, cluster, Slurm(), wants_slurm=True, has_postgres=False))
+    assert {what: verdict for what, verdict in found.items() if verdict is not Verdict.GOOD} == {
+        "run root": Verdict.WARNING
+    }
+    sent = [call["argv"] for call in calls(folder) if call["name"] == "sbatch" and call["argv"] != ["--version"]]
+    assert all(arguments[0] == "--test-only" for arguments in sent)
+    assert any("--gres=gpu:1" in arguments for arguments in sent)
+
+
+def test_partition_that_is_not_there_is_bad_with_what_was_asked_for_and_the_file_to_mend(tmp_path):
+    refused = {"err": "sbatch: error: invalid partition specified: gpux\n", "rc": 1}
+    programs(tmp_path / "bin", **{**HEALTHY, "sbatch": refused})
+    cluster = Cluster(kinds={"gpu": {"partition": "gpux"}})
+    found = examine(tmp_path, cluster, Slurm(), wants_slurm=True, has_postgres=False)
+    (gpu,) = [finding for finding in found if finding.what == "jobs of kind gpu"]
+    assert gpu.verdict is Verdict.BAD
+    for words in ("invalid partition specified: gpux", "partition=gpux", "[options.gpu]", "RQWEN3_CLUSTER"):
+        assert words in gpu.said
+
+
+def test_slurm_that_does_not_answer_is_bad_and_the_files_are_looked_at_all_the_same(tmp_path):
+    away = {"err": "squeue: error: Unable to contact slurm controller (connect failure)\n", "rc": 1}
+    programs(tmp_path / "bin", **{**HEALTHY, "squeue": away})
+    found = verdicts(examine(tmp_path, Cluster(), Slurm(), wants_slurm=True, has_postgres=False))
+    assert found["SLURM"] is Verdict.BAD
+    assert found["file locks"] is Verdict.GOOD
+
+
+def test_slurm_that_is_too_old_is_bad_and_one_without_accounting_a_warning(tmp_path):
+    no_accounting = {"err": "Slurm accounting storage is disabled\n", "rc": 1}
+    old = {"out": "slurm 19.05.5\n"}
+    programs(tmp_path / "bin", **{**HEALTHY, "sbatch": old, "sacct": no_accounting})
+    found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=True, has_postgres=False)
+    assert verdicts(found)["SLURM"] is Verdict.BAD
+    assert verdicts(found)["accounting"] is Verdict.WARNING
+    assert "older than 20.11" in render(found)
+
+
+@pytest.mark.parametrize(("has_postgres", "verdict"), [(False, Verdict.BAD), (True, None)])
+def test_network_file_system_under_sqlite_is_bad_with_the_way_out(tmp_path, monkeypatch, has_postgres, verdict):
+    monkeypatch.setattr(doctor, "file_system_kind", lambda path: "nfs4")
+    found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=False, has_postgres=has_postgres)
+    assert verdicts(found).get("event store") is verdict
+    assert ("RQWEN3_POSTGRES_URL" in render(found)) is not has_postgres
+
+
+def test_locks_that_do_not_hold_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.fcntl, "lockf", lambda *_: None)
+    assert doctor._locks(tmp_path).verdict is Verdict.BAD
+
+
+def test_database_that_loses_rows_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_WRITE", doctor._WRITE.replace("range(int", "range(1, int"))
+    finding = doctor._sqlite(tmp_path)
+    assert finding.verdict is Verdict.BAD
+    assert "398 of 400 rows" in finding.said

@@ -1,0 +1,61 @@
+"""dagster.yaml as the settings render it."""
+
+import os
+
+import dagster as dg
+import pytest
+import yaml
+
+from model.errors import EnvironmentProblem
+from rqwen3_pipeline import instance
+from rqwen3_pipeline.instance import render_home
+from rqwen3_pipeline.launcher import SlurmRunLauncher
+from rqwen3_pipeline.settings import RunRoot
+
+
+def rendered(folder, **environment):
+    os.environ |= {f"RQWEN3_{key}": value for key, value in environment.items()}
+    return yaml.safe_load((render_home(RunRoot(folder)) / "dagster.yaml").read_text())
+
+
+def test_home_by_default_is_local_and_sqlite(tmp_path):
+    config = rendered(tmp_path)
+    assert "run_launcher" not in config
+    assert config["storage"]["sqlite"]["base_dir"] == f"{tmp_path}/dagster/storage"
+    assert config["run_coordinator"]["config"]["max_concurrent_runs"] == instance.LOCAL_RUNS
+
+
+def test_home_for_slurm_names_the_launcher_and_outwaits_queue_and_save(tmp_path):
+    folder = tmp_path / "a 'quoted' home"
+    config = rendered(folder, LAUNCHER="slurm", CLUSTER="site.toml", MAX_JOBS="6")
+    launcher = config["run_launcher"]
+    assert (launcher["module"], launcher["class"]) == ("rqwen3_pipeline.launcher", "SlurmRunLauncher")
+    assert launcher["config"]["home"] == str(folder)
+    assert launcher["config"]["cluster"].endswith("/site.toml")
+    queue, monitoring = config["run_coordinator"]["config"], config["run_monitoring"]
+    assert (queue["max_concurrent_runs"], queue["max_user_code_failure_retries"]) == (6, 100)
+    assert monitoring["start_timeout_seconds"] == 14 * 86400
+    assert monitoring["cancel_timeout_seconds"] > SlurmRunLauncher(home="x").patience.save_s
+    assert monitoring["max_resume_run_attempts"] == 0
+
+
+def test_home_for_slurm_is_one_that_dagster_takes(tmp_path):
+    rendered(tmp_path, LAUNCHER="slurm")
+    opened = dg.DagsterInstance.from_config(str(tmp_path / "dagster"))
+    assert isinstance(opened.run_launcher, SlurmRunLauncher)
+    assert opened.run_launcher.home == tmp_path
+    opened.dispose()
+
+
+def test_home_with_postgres_keeps_the_password_out_of_the_file_and_takes_psycopg2(tmp_path):
+    config = rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db:5432/x")
+    assert config["storage"] == {"postgres": {"postgres_url": {"env": "RQWEN3_POSTGRES_URL"}}}
+    assert "secret" not in (tmp_path / "dagster" / "dagster.yaml").read_text()
+    assert os.environ["RQWEN3_POSTGRES_URL"] == "postgresql+psycopg2://me:secret@db:5432/x"
+
+
+def test_home_on_a_network_file_system_is_refused_for_sqlite_and_taken_for_postgres(tmp_path, monkeypatch):
+    monkeypatch.setattr(instance, "file_system_kind", lambda path: "nfs4")
+    with pytest.raises(EnvironmentProblem, match="RQWEN3_POSTGRES_URL"):
+        rendered(tmp_path)
+    assert "postgres" in rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")["storage"]
