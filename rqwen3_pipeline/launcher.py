@@ -35,6 +35,8 @@ from rqwen3_pipeline.slurm.states import Phase
 
 JOB_ID, ATTEMPT, CANCEL_REQUESTED = f"{PREFIX}job_id", f"{PREFIX}attempt", f"{PREFIX}cancel_requested"
 LOOK_TRIES, LOOK_PAUSE_S = 4, 5.0
+ONE_POLL_S = 10.0
+"""How long one squeue answers: all runs of a poll, which comes every 15 s, share it."""
 COMPLETED_GRACE_S = 60.0
 """How long a run may stay started after its job has ended well: its last events may be on their way."""
 
@@ -57,7 +59,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         super().__init__()
         self.home = Path(home)
         self.patience = reconcile.Patience(missing_s=missing_grace_seconds, save_s=save_budget_seconds)
-        self.slurm = slurm or Slurm(timeout_s=timeout_seconds)
+        self.slurm = slurm or Slurm(timeout_s=timeout_seconds, cache_s=ONE_POLL_S)
         self._cluster, self._profile = cluster, Path(profile) if profile else None
         self._inst_data = inst_data
         self._local = DefaultRunLauncher()
