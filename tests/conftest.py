@@ -3,6 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
+
 
 @pytest.fixture(autouse=True)
 def environment_of_its_own() -> Iterator[None]:
@@ -11,3 +13,19 @@ def environment_of_its_own() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A real cluster of three nodes with two fake GPUs each, without accounting."""
+    require_slurm()
+    with SlurmCluster.temporary() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_with_accounting() -> Iterator[SlurmCluster]:
+    """The same with sacct, accounts, limits, and the QoS `gpu-long` and `gpu-short`."""
+    require_slurm(accounting=True)
+    with SlurmCluster.temporary(ClusterSettings(accounting=True)) as cluster:
+        yield cluster
