@@ -40,7 +40,7 @@ class Daemons:
         found: dict[str, psutil.Process] = {}
         for name, (pid, started) in self._read().items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(pid)
+                process = psutil.Process(int(pid))
                 if abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
                     found[name] = process
         return found

@@ -1,0 +1,122 @@
+"""The job scripts for use by hand, without a cluster: their environment, and the form of their signals."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.job_script import signal_problems
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SCRIPTS = sorted((REPOSITORY / "sbatch").glob("*.sbatch"))
+USE = "set -euo pipefail\nsource sbatch/env.sh || exit\n"
+MODULE = """
+module() {
+  [[ $2 == good/1.0 ]] && LOADEDMODULES=${LOADEDMODULES:+$LOADEDMODULES:}$2
+  false_ok=$UNSET_AS_MODULE_SYSTEMS_DO
+}
+export -f module
+"""
+
+
+def shell(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run lines of bash in the checkout, with this interpreter's environment as the virtual one."""
+    given = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RQWEN3_", "HF_"))}
+    given |= {"RQWEN3_VENV": sys.prefix, **environment}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=REPOSITORY, env=given, capture_output=True, text=True, check=False
+    )
+
+
+def test_environment_says_what_it_found_and_sets_the_caches_on_scratch(tmp_path):
+    done = shell(USE + "env", RQWEN3_SCRATCH=str(tmp_path), SLURM_CPUS_PER_TASK="3", HF_HOME="/kept")
+    assert done.returncode == 0, done.stderr
+    values = dict(line.split("=", 1) for line in done.stdout.splitlines() if re.match(r"\w+=", line))
+    (cache,) = tmp_path.iterdir()
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert values["TRITON_CACHE_DIR"] == f"{cache}/triton"
+    assert values["HF_HOME"] == "/kept"
+    assert (values["PYTHONUNBUFFERED"], values["OMP_NUM_THREADS"]) == ("1", "3")
+    assert values["PATH"].startswith(f"{sys.prefix}/bin:")
+    assert f"env: project {REPOSITORY}, Python {sys.version.split()[0]} of {sys.prefix}" in done.stdout
+
+
+def test_environment_whose_virtual_one_is_broken_refuses_with_the_way_out(tmp_path):
+    done = shell(USE + "echo on", RQWEN3_VENV=str(tmp_path))
+    assert done.returncode == 1
+    assert f"{tmp_path}/bin/python does not run" in done.stderr
+    assert "make install" in done.stderr
+    assert "on\n" not in done.stdout
+
+
+def test_environment_outside_of_a_checkout_refuses_with_the_way_out(tmp_path):
+    done = shell(USE, RQWEN3_PROJECT=str(tmp_path))
+    assert done.returncode == 1
+    assert "Submit from the checkout" in done.stderr
+
+
+def test_modules_are_loaded_outside_strict_mode_which_is_there_again_afterwards(tmp_path):
+    after = '[[ $- == *e* && $- == *u* ]] && echo "loaded $LOADEDMODULES"'
+    done = shell(MODULE + USE + after, RQWEN3_MODULES="good/1.0", RQWEN3_SCRATCH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "env: modules good/1.0" in done.stdout
+    assert "loaded good/1.0" in done.stdout
+
+
+def test_module_that_is_not_there_refuses_though_the_command_answers_well():
+    done = shell(MODULE + USE, RQWEN3_MODULES="good/1.0 bad/2.0")
+    assert done.returncode == 1
+    assert "module avail" in done.stderr
+
+
+def test_modules_asked_for_without_a_module_system_are_refused():
+    done = shell("unset -f module\n" + USE, RQWEN3_MODULES="good/1.0")
+    assert done.returncode == 1
+    assert "no module command" in done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_job_scripts_are_valid_bash_and_read_the_environment(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    assert 'sbatch/env.sh" || exit' in script.read_text()
+    assert "#SBATCH --no-requeue" in script.read_text()
+
+
+def test_train_script_lets_the_warning_reach_the_trainer():
+    assert signal_problems((REPOSITORY / "sbatch/train.sbatch").read_text()) == []
+
+
+def test_train_script_in_the_form_that_loses_the_signal_is_refused():
+    script = (REPOSITORY / "sbatch/train.sbatch").read_text()
+    foreground = script.replace('"$@" &\n', '"$@"\n')
+    assert foreground != script
+    assert "kills the shell" in signal_problems(foreground)[0]
+    assert "no trap for USR1" in signal_problems(re.sub(r"trap .* USR1\n", "", script))[0]
+    assert "no trap for HUP" in signal_problems(script, ["--signal=B:HUP@60"])[0]
+    assert "goes to the steps" in signal_problems(script, ["--signal=USR1@60"])[0]
+    assert "no --signal" in signal_problems(script.replace("#SBATCH --signal", "# --signal"))[0]
+    assert "does not wait" in signal_problems(re.sub(r"\bwait\b", "true", script))[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "meaning"),
+    [
+        ("RUNNING", 0, 0),
+        ("PENDING", 0, 0),
+        ("COMPLETING", 0, 0),
+        ("COMPLETED", 0, 1),
+        ("TIMEOUT", 0, 1),
+        ("", 0, 1),
+        ("slurm_load_jobs error: Invalid job id specified", 1, 1),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 1, 2),
+    ],
+)
+def test_job_alive_knows_alive_from_gone_and_from_not_known(tmp_path, answer, code, meaning):
+    fake = tmp_path / "squeue"
+    fake.write_text(f"#!/bin/bash\necho '{answer}' >&{2 if code else 1}\nexit {code}\n")
+    fake.chmod(0o755)
+    done = shell("sbatch/job_alive.sh 7", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == meaning
