@@ -51,6 +51,10 @@ class SlurmCluster:
         """What a client needs beside the programs on its PATH."""
         return {"SLURM_CONF": str(self.files.conf)}
 
+    def full_environment(self) -> dict[str, str]:
+        """This process's environment, for a client of the cluster."""
+        return {**os.environ, "PATH": search_path(), **self.environment}
+
     def start(self) -> None:
         """Write the configuration, start the daemons, and wait until every node is idle.
 
@@ -114,7 +118,7 @@ class SlurmCluster:
             capture_output=True,
             text=True,
             timeout=COMMAND_S,
-            env={**os.environ, "PATH": search_path(), **self.environment},
+            env=self.full_environment(),
             check=False,
         )
         if check and done.returncode:
