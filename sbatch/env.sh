@@ -4,7 +4,7 @@
 #   source "$RQWEN3_PROJECT/sbatch/env.sh" || exit
 #
 # Set before submitting, where the defaults don't fit:
-#   RQWEN3_PROJECT   the checkout; the folder of the submission by default
+#   RQWEN3_PROJECT   the checkout; the one that this file lies in by default
 #   RQWEN3_MODULES   modules to load, as "cuda/12.4 python/3.12"; none by default
 #   RQWEN3_VENV      the virtual environment; $RQWEN3_PROJECT/.venv by default
 #   RQWEN3_SCRATCH   a fast folder for caches; else $SCRATCH, $SLURM_TMPDIR, $TMPDIR or /tmp, whichever can be written
@@ -59,7 +59,7 @@ _rqwen3_scratch() {
 
 _rqwen3_environment() {
   local python version scratch cache
-  export RQWEN3_PROJECT=${RQWEN3_PROJECT:-${SLURM_SUBMIT_DIR:-$PWD}}
+  export RQWEN3_PROJECT=${RQWEN3_PROJECT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
   [[ -f $RQWEN3_PROJECT/model/pretrain.py ]] ||
     _rqwen3_refuse "RQWEN3_PROJECT=$RQWEN3_PROJECT is no checkout of this project. Submit from the checkout, or set it." || return
   if [[ -n ${RQWEN3_MODULES:-} ]]; then _rqwen3_modules || return; fi
