@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-PROGRAMS = ("model.pretrain", "execute_run", "torchrun")
+PROGRAMS = ("model.pretrain", "execute_run", '"${program[@]}"')
 """Words by which a command is known to be the one that must save."""
 
 
@@ -25,9 +25,10 @@ def signal_problems(script: str, options: Sequence[str] = ()) -> list[str]:
     if signal is None:
         return ["no --signal: the first the program hears is SIGTERM at the time limit, KillWait before its end"]
     lines = _commands(script)
-    programs = [line for line in lines if any(word in line for word in PROGRAMS)]
+    commands = [line for line in lines if not re.match(r"\w+=\(", line)]
+    programs = [line for line in commands if any(word in line for word in PROGRAMS)]
     if not programs:
-        return ["no program is started"]
+        return [f"no program is started: none of {', '.join(PROGRAMS)}"]
     name = signal.rpartition("B:")[2].split("@")[0].removeprefix("SIG")
     problems: list[str] = []
     for line in programs:

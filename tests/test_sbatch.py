@@ -99,24 +99,3 @@ def test_train_script_in_the_form_that_loses_the_signal_is_refused():
     assert "goes to the steps" in signal_problems(script, ["--signal=USR1@60"])[0]
     assert "no --signal" in signal_problems(script.replace("#SBATCH --signal", "# --signal"))[0]
     assert "does not wait" in signal_problems(re.sub(r"\bwait\b", "true", script))[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "code", "meaning"),
-    [
-        ("RUNNING", 0, 0),
-        ("PENDING", 0, 0),
-        ("COMPLETING", 0, 0),
-        ("COMPLETED", 0, 1),
-        ("TIMEOUT", 0, 1),
-        ("", 0, 1),
-        ("slurm_load_jobs error: Invalid job id specified", 1, 1),
-        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 1, 2),
-    ],
-)
-def test_job_alive_knows_alive_from_gone_and_from_not_known(tmp_path, answer, code, meaning):
-    fake = tmp_path / "squeue"
-    fake.write_text(f"#!/bin/bash\necho '{answer}' >&{2 if code else 1}\nexit {code}\n")
-    fake.chmod(0o755)
-    done = shell("sbatch/job_alive.sh 7", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert done.returncode == meaning

@@ -164,6 +164,10 @@ class SlurmCluster:
 
         self._wait(idle, "every node to be idle", timeout_s, lambda: self.run("sinfo", "-R", check=False).stdout)
 
+    def open_partition(self, name: str, *, up: bool = True) -> None:
+        """Let jobs of a partition start, or let them wait; `closed` lets none start at first."""
+        self.run("scontrol", "update", f"PartitionName={name}", f"State={'UP' if up else 'DOWN'}")
+
     def cancel_all(self) -> None:
         """Cancel every job, and wait until the nodes are free."""
         if ids := [job["id"] for job in self.jobs() if job["state"] not in ENDED]:

@@ -134,11 +134,12 @@ def slurm_conf(files: Files, settings: ClusterSettings, ports: list[int]) -> str
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {size}"
         for name, port in zip(settings.node_names(), ports[2:], strict=True)
     ]
-    everywhere = f"Nodes={','.join(settings.node_names())} State=UP"
+    everywhere = f"Nodes={','.join(settings.node_names())}"
     lines += [
-        f"PartitionName=cpu {everywhere} Default=YES MaxTime=1-00:00:00 DefaultTime=00:10:00",
-        f"PartitionName=gpu {everywhere} MaxTime=1-00:00:00 DefaultTime=00:10:00",
-        f"PartitionName=short {everywhere} MaxTime=00:02:00",
+        f"PartitionName=cpu {everywhere} State=UP Default=YES MaxTime=1-00:00:00 DefaultTime=00:10:00",
+        f"PartitionName=gpu {everywhere} State=UP MaxTime=1-00:00:00 DefaultTime=00:10:00",
+        f"PartitionName=short {everywhere} State=UP MaxTime=00:02:00",
+        f"PartitionName=closed {everywhere} State=DOWN MaxTime=1-00:00:00 DefaultTime=00:10:00",
     ]
     if settings.accounting:
         lines += [
