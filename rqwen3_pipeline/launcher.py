@@ -34,6 +34,8 @@ from rqwen3_pipeline.slurm.script import CANCEL
 from rqwen3_pipeline.slurm.states import Phase
 
 JOB_ID, ATTEMPT, CANCEL_REQUESTED = f"{PREFIX}job_id", f"{PREFIX}attempt", f"{PREFIX}cancel_requested"
+ENDED = f"{PREFIX}ended"
+"""Tag of a failed run that has been told how SLURM ended its job."""
 LOOK_TRIES, LOOK_PAUSE_S = 4, 5.0
 ONE_POLL_S = 10.0
 """How long one squeue answers: all runs of a poll, which comes every 15 s, share it."""
@@ -135,7 +137,8 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
                 return
             attempt += bool(before)
         attempt = attempt or 1
-        stale = {key: "" for key in (JOB_ID, CANCEL_REQUESTED) if run.tags.get(key)}  # of a run it was copied from
+        of_its_model = (JOB_ID, CANCEL_REQUESTED, ENDED)  # tags of the run that this one was copied from
+        stale = {key: "" for key in of_its_model if run.tags.get(key)}
         tags = {**stale, ATTEMPT: str(attempt), **({f"{PREFIX}{STOP}": SAVE} if wanted.saves else {})}
         self._instance.add_run_tags(run.run_id, tags)
         files = JobFiles(folder=self.files(run).folder, attempt=attempt)

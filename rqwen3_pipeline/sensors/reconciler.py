@@ -28,7 +28,8 @@ ENDS_JOB = (Verdict.CANCEL_JOB, Verdict.FAIL_AND_CANCEL, Verdict.CANCEL)
     name="slurm_reconciler",
     minimum_interval_seconds=INTERVAL_S,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Fails runs whose job can never start or has ended unheard, and cancels jobs whose run has ended.",
+    description="Fails runs whose job can never start or has ended unheard, cancels jobs whose run has ended, "
+    "and tells failed runs how SLURM ended them.",
 )
 def slurm_reconciler(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """One tick."""
@@ -58,7 +59,8 @@ def judge(
     """Read the runs that matter, and decide."""
     live = instance.get_run_records(RunsFilter(statuses=LIVE))
     known = {record.dagster_run.run_id for record in live}
-    others = {run_id for job in jobs.values() if not job.phase.ended and (run_id := reconcile.run_of(job))} - known
+    telling = [job for job in jobs.values() if not job.phase.ended or reconcile.ended_by_slurm(job)]
+    others = {run_id for job in telling if (run_id := reconcile.run_of(job))} - known
     ended = instance.get_run_records(RunsFilter(run_ids=sorted(others))) if others else []
     runs = [
         facts(launcher, record)
@@ -70,7 +72,7 @@ def judge(
 
 def facts(launcher: "SlurmRunLauncher", record: RunRecord) -> reconcile.Run:
     """What matters of a run."""
-    from rqwen3_pipeline.launcher import CANCEL_REQUESTED, JOB_ID
+    from rqwen3_pipeline.launcher import CANCEL_REQUESTED, ENDED, JOB_ID
 
     run = record.dagster_run
     job_id, asked = run.tags.get(JOB_ID, ""), run.tags.get(CANCEL_REQUESTED, "")
@@ -81,6 +83,7 @@ def facts(launcher: "SlurmRunLauncher", record: RunRecord) -> reconcile.Run:
         saves=launcher.saves(run),
         cancel_requested=float(asked) if asked.isdigit() else None,
         ended=record.end_time,
+        unexplained=run.status == DagsterRunStatus.FAILURE and not run.tags.get(ENDED),
     )
 
 
@@ -107,9 +110,12 @@ def carry_out(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", action
 
 def tell(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", action: Action, more: str) -> None:
     """Write a verdict to the run, unless the run has moved on since it was read."""
-    from rqwen3_pipeline.launcher import JOB_ID
+    from rqwen3_pipeline.launcher import ENDED, JOB_ID
 
     run = instance.get_run_by_id(action.run_id)
+    if run is not None and action.verdict is Verdict.EXPLAIN:
+        instance.report_engine_event(f"How SLURM ended it: {action.why}\n{launcher.log_tail(run)}", run)
+        instance.add_run_tags(run.run_id, {ENDED: "told"})
     if run is None or run.is_finished:
         return
     why = f"{action.why}.{more}".replace("..", ".")

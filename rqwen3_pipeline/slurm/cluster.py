@@ -37,7 +37,7 @@ SAVE = "save"
 KINDS = ("cpu", "gpu", "transfer")
 CHOICES = {WHERE: (LOCAL, SLURM), KIND: KINDS, STOP: (SAVE, "at_once")}
 """Tags that are no options of SLURM, and what they may say."""
-BOOKKEEPING = ("job_id", "attempt", "cancel_requested")
+BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended")
 """Tags that the launcher writes."""
 
 

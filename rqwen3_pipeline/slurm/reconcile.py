@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rqwen3_pipeline.slurm.parsing import Job
-from rqwen3_pipeline.slurm.states import Phase, never_starts
+from rqwen3_pipeline.slurm.states import Phase, State, never_starts
 
 COMMENT = "dagster:"
 ENDED_GRACE_S = 30.0
@@ -33,6 +33,8 @@ class Verdict(Enum):
     """Cancel the job, and report the run as cancelled or about to be."""
     SAVE = "save"
     """Ask the trainer to save and stop, and report the run as about to be cancelled."""
+    EXPLAIN = "explain"
+    """Add SLURM's reason to a run whose worker could only say that it was interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,8 @@ class Run:
     """When somebody asked for its end, in seconds since 1970."""
     ended: float | None
     """When it finished."""
+    unexplained: bool = False
+    """It failed, and SLURM's side of it has not been told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +92,11 @@ def belongs(job: Job, run_id: str) -> bool:
     return told == run_id if told is not None else job.name.rpartition("-")[0] == f"dg-{run_id[:8]}"
 
 
+def ended_by_slurm(job: Job) -> bool:
+    """Whether SLURM ended a job, or a person through it: a time limit, a lost node, a cancellation."""
+    return job.phase is Phase.FAILED and job.state is not State.FAILED
+
+
 def pick(run: Run, jobs: Mapping[int, Job]) -> Job | None:
     """The run's job: the noted one, else the newest of its name that is not over, else the newest."""
     noted = jobs.get(run.job_id) if run.job_id is not None else None
@@ -108,7 +117,7 @@ def decide(
     """Judge every run.
 
     Args:
-        runs: those that are not finished, and the finished ones of living jobs.
+        runs: those that are not finished, and the finished ones of jobs that live or were ended by SLURM.
         jobs: what SLURM lists.
         missing_since: since when a run's job is not listed, from the call before.
         now: seconds since 1970.
@@ -180,6 +189,8 @@ def _canceling(run: Run, job: Job | None, now: float, missing_s: float, patience
 
 
 def _finished(run: Run, job: Job | None, now: float, missing_s: float, patience: Patience) -> Judgement:
+    if job is not None and run.unexplained and ended_by_slurm(job):
+        return Verdict.EXPLAIN, job.describe()
     if job is None or job.phase not in (Phase.PENDING, Phase.RUNNING):
         return WAIT
     grace_s = patience.save_s if run.saves else FINISHED_GRACE_S

@@ -53,6 +53,20 @@ def test_run_and_job_that_disagree_are_put_right(status, state, more, expected):
 
 
 @pytest.mark.parametrize(
+    ("state", "unexplained", "expected"),
+    [
+        (State.FAILED, True, None),
+        (State.TIMEOUT, True, Verdict.EXPLAIN),
+        (State.CANCELLED, True, Verdict.EXPLAIN),
+        (State.CANCELLED, False, None),
+        (State.COMPLETED, True, None),
+    ],
+)
+def test_failed_run_is_told_once_how_slurm_ended_it(state, unexplained, expected):
+    assert verdict(run("FINISHED", unexplained=unexplained), own(state)) is expected
+
+
+@pytest.mark.parametrize(
     ("status", "state"), [("STARTING", "PENDING"), ("STARTING", "RUNNING"), ("STARTED", "RUNNING")]
 )
 def test_end_asked_for_while_slurm_was_away_is_carried_out(status, state):
