@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rqwen3_pipeline.slurm.cluster import load_cluster, wish
+from rqwen3_pipeline.slurm.options import JobOptions
+from rqwen3_pipeline.slurm.script import render
 from tests.job_script import signal_problems
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -99,3 +102,24 @@ def test_train_script_in_the_form_that_loses_the_signal_is_refused():
     assert "goes to the steps" in signal_problems(script, ["--signal=USR1@60"])[0]
     assert "no --signal" in signal_problems(script.replace("#SBATCH --signal", "# --signal"))[0]
     assert "does not wait" in signal_problems(re.sub(r"\bwait\b", "true", script))[0]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "sbatch" / "clusters").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_example_sites_are_valid_and_send_training_to_gpus(path):
+    site = load_cluster(path)
+    asked = wish([{"slurm/kind": "gpu", "slurm/stop": "save"}], {}, site)
+    assert not asked.local
+    assert asked.options["gres"].startswith("gpu")
+    assert asked.options["time"] == "1-00:00:00"
+    assert site.env_file is None or site.env_file == REPOSITORY / "sbatch" / "env.sh"
+
+
+def test_script_that_the_launcher_makes_lets_the_warning_reach_the_trainer(tmp_path):
+    options = JobOptions(job_name="x", time="10")
+    script = render(["python", "-m", "dagster", "api", "execute_run", "{}"], options, stop_file=tmp_path / "stop")
+    assert signal_problems(script, options.arguments()) == []
+    foreground = script.replace('"${program[@]}" &\n', '"${program[@]}"\n')
+    assert foreground != script
+    assert "kills the shell" in signal_problems(foreground, options.arguments())[0]
