@@ -10,7 +10,6 @@ Costs one forward pass per choice, and one over at most `eval_max_tokens` held-o
 import argparse
 import importlib.util
 import math
-import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from typing import Any
 
 import torch
 
+from model.benchmark_data import go_offline
 from model.bits_per_byte import heldout_scores, heldout_streams
 from model.checkpoint import load, load_model
 from model.config import RunConfig, load_run_config
 from model.errors import ConfigError, EnvironmentProblem, RQwen3Error
-from model.files import sha256_file, write_json
+from model.files import read_json, sha256_file, write_json
 from model.likelihood import plain_tokenizer, read_items, score_cloze
 from model.rqwen3 import RQwen3
 from model.shard_format import Manifest, read_manifest
@@ -48,6 +48,8 @@ class Inputs:
     """The corpus with its held-out shards and its tokenizer."""
     items: Path
     """The cloze questions."""
+    benchmarks: Path | None = None
+    """What `model.score_benchmarks` wrote about the same checkpoint, to stand in the same file."""
     engine: str = "auto"
     """`harness`, `own`, or `auto`: the harness where it is installed."""
     device: str = "cpu"
@@ -74,7 +76,7 @@ def evaluate(inputs: Inputs) -> dict[str, Any]:
         EnvironmentProblem: the harness or the device that was asked for is not there.
     """
     engine = choose_engine(inputs.engine)
-    device = _device(inputs.device)
+    device = device_named(inputs.device)
     run = load_run_config(inputs.config)
     manifest = read_manifest(inputs.manifest)
     items = read_items(inputs.items)
@@ -82,31 +84,47 @@ def evaluate(inputs: Inputs) -> dict[str, Any]:
     model = load_model(inputs.checkpoint, run.model, device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         if engine == "harness":
-            _go_offline()
+            go_offline()
             from model.harness import score_cloze_with_harness
 
             cloze = score_cloze_with_harness(model, tokenizer, items, manifest.eos_id, inputs.batch)
         else:
             cloze = score_cloze(model, tokenizer, items, manifest.eos_id, inputs.batch)
         bits_per_byte = _bits_per_byte(model, manifest, run, inputs.batch)
-    versions = _versions()
+    packages = versions()
+    checkpoint_sha256 = sha256_file(inputs.checkpoint)
     return {
+        **_benchmarks(inputs.benchmarks, checkpoint_sha256, cloze),
         "format_version": FORMAT_VERSION,
         "engine": engine,
-        "engine_version": versions["lm_eval"] if engine == "harness" else OWN_ENGINE_VERSION,
+        "engine_version": packages["lm_eval"] if engine == "harness" else OWN_ENGINE_VERSION,
         "checkpoint": {
             "path": str(inputs.checkpoint),
-            "sha256": sha256_file(inputs.checkpoint),
+            "sha256": checkpoint_sha256,
             "step": int(load(inputs.checkpoint, mapped=True)["step"]),
         },
-        "tasks": {TASK: cloze},
         "bits_per_byte": bits_per_byte,
         "items_sha256": sha256_file(inputs.items),
         "manifest_sha256": manifest.sha256,
         "device": device.type,
         "precision": "bf16 autocast" if device.type == "cuda" else "fp32",
-        "versions": versions,
+        "versions": packages,
     }
+
+
+def _benchmarks(path: Path | None, checkpoint_sha256: str, cloze: dict[str, Any]) -> dict[str, Any]:
+    """`tasks`, the benchmarks' beside the cloze questions, and `benchmarks`, how they were asked.
+
+    Raises:
+        ConfigError: the benchmarks' scores are another checkpoint's.
+    """
+    if path is None:
+        return {"tasks": {TASK: cloze}}
+    scored = read_json(path)
+    if scored["protocol"]["model_sha256"] != checkpoint_sha256:
+        raise ConfigError(f"{path}: the scores of another checkpoint. Make them again: rqwen3 eval")
+    told = {key: scored[key] for key in ("engine", "protocol", "complete")}
+    return {"tasks": {TASK: cloze, **scored["tasks"]}, "benchmarks": told}
 
 
 def choose_engine(wanted: str) -> str:
@@ -126,13 +144,12 @@ def choose_engine(wanted: str) -> str:
     return wanted
 
 
-def _go_offline() -> None:
-    """Keep the harness' libraries from looking for anything on the Hub; they read this when imported."""
-    for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ.setdefault(switch, "1")
+def device_named(wanted: str) -> torch.device:
+    """The device of `cpu`, `cuda`, or `auto`: CUDA where there is one.
 
-
-def _device(wanted: str) -> torch.device:
+    Raises:
+        EnvironmentProblem: CUDA is asked for and not there.
+    """
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise EnvironmentProblem("--device cuda: torch sees no CUDA device here. Use --device cpu, or a GPU node.")
@@ -162,7 +179,8 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that scores may depend on; None where one is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -179,6 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--items", type=Path, required=True, help="cloze questions, JSON lines")
+    parser.add_argument("--benchmarks", type=Path, help="the benchmarks.json of the same checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="the scores.json to write")
     parser.add_argument("--engine", default="auto", help="auto, harness or own")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -190,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
             config=options.config,
             manifest=options.manifest,
             items=options.items,
+            benchmarks=options.benchmarks,
             engine=options.engine,
             device=options.device,
             batch=options.batch,

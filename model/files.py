@@ -6,6 +6,7 @@ no reader takes it for data. Costs one fsync for the file and one for its folder
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -60,6 +61,25 @@ def atomic_path(path: Path) -> Iterator[Path]:
         commit(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_folder(draft: Path, folder: Path) -> None:
+    """Give a folder its final name; one of that name is exchanged for it in one step and then deleted.
+
+    Where the file system can't exchange, the old one is first moved aside, under a temporary name.
+    """
+    if folder.exists():
+        at_current, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
+        rename = getattr(ctypes.CDLL(None), "renameat2", None)
+        if rename is None or rename(at_current, os.fsencode(draft), at_current, os.fsencode(folder), exchange):
+            aside = temporary_path(folder.with_name(f"{folder.name}.old"))
+            folder.rename(aside)
+            draft.rename(folder)
+            draft = aside
+        shutil.rmtree(draft)
+    else:
+        draft.rename(folder)
+    fsync_folder(folder.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

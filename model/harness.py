@@ -1,7 +1,8 @@
-"""Our model as a language model of lm-evaluation-harness, and the cloze questions as a task of it.
+"""Our model as a language model of lm-evaluation-harness; the cloze questions and the benchmarks as its tasks.
 
-The harness asks for log-likelihoods; it gets them from `model.likelihood`. The task's configuration
-is made here in code and its data handed over in memory, so nothing is fetched and nothing cached.
+The harness asks for log-likelihoods; it gets them from `model.likelihood`, or from transformers where
+a folder is to be scored that way. A benchmark's prompts, targets and metrics are the harness' own;
+only its rows are handed over in memory, so nothing is fetched and nothing cached.
 Importing this module costs some ten seconds, as the harness imports `datasets` and transformers'
 relatives; the scoring itself costs what `model.likelihood` does.
 """
@@ -9,21 +10,35 @@ relatives; the scoring itself costs what `model.likelihood` does.
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import datasets
+import lm_eval.tasks
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 from tokenizers import Tokenizer
 
+from model.benchmarks import Benchmark, Row
 from model.generate import Sampling, generate
 from model.likelihood import DELIMITER, ClozeItem, finished_scores, log_likelihoods
 from model.rqwen3 import RQwen3
 
 TASK = "heldout_cloze"
+DEFINITIONS = {
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "lambada_openai": "lambada/lambada_openai.yaml",
+    "sciq": "sciq/sciq.yaml",
+}
+"""Where the harness defines each task; MMLU's subjects have a file each."""
 
 
 class HarnessModel(TemplateLM):
@@ -119,16 +134,74 @@ def score_cloze_with_harness(
     """The scores of `likelihood.score_cloze`, computed by the harness."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     wrapped = HarnessModel(model, tokenizer, eos_id, batch)
-    results = simple_evaluate(
+    results: Any = simple_evaluate(
         model=wrapped,
         tasks=[cloze_task(items)],
         task_manager=TaskManager(include_defaults=False),
         log_samples=False,
     )
-    measured = (results or {}).get("results", {})[TASK]
+    scores = _accuracies(results["results"][TASK])
+    return finished_scores(scores, [len(item.choices) for item in items], wrapped.logs)
+
+
+def benchmark_task(task: Benchmark, rows: Sequence[Row]) -> ConfigurableTask:
+    """The harness' own task, asked without examples over these rows; of its metrics, the accuracies."""
+    definition = DEFINITIONS.get(task.name, f"mmlu/default/{task.name}.yaml")
+    config = load_yaml(Path(lm_eval.tasks.__file__).parent / definition)
+    for key in ("tag", "group", "fewshot_split", "fewshot_config", "training_split", "validation_split"):
+        config.pop(key, None)
+    data = datasets.DatasetDict({"test": datasets.Dataset.from_list(list(rows))})
+    metrics = [entry for entry in config["metric_list"] if entry["metric"] in ("acc", "acc_norm")]
+    return ConfigurableTask(
+        config=config
+        | {"custom_dataset": lambda **_: data, "test_split": "test", "num_fewshot": 0, "metric_list": metrics}
+    )
+
+
+def score_benchmark(model: TemplateLM, task: Benchmark, rows: Sequence[Row], limit: int | None) -> dict[str, Any]:
+    """Score one benchmark.
+
+    Args:
+        model: what the harness asks.
+        task: the benchmark.
+        rows: its rows, all of them.
+        limit: only the first so many are asked.
+
+    Returns:
+        `acc`, `acc_norm` (where the task has it), their standard errors, `n`, `chance`; null with a `reason`
+        where a log-likelihood is not finite; and `task_version`, the harness' version of the task.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    results: Any = simple_evaluate(
+        model=model,
+        tasks=[benchmark_task(task, rows)],
+        task_manager=TaskManager(include_defaults=False),
+        limit=limit,
+        bootstrap_iters=100,  # only says that errors are wanted: an accuracy's is computed, not resampled
+        log_samples=True,
+    )
+    measured, samples = results["results"][task.name], results["samples"][task.name]
+    logs = [float(response[0][0]) for sample in samples for response in sample["resps"]]
+    scores = _accuracies(measured)
+    asked = rows[: len(samples)]
+    finished = finished_scores(scores, [task.choices(row) for row in asked], logs)
+    return finished | {"task_version": str(results["versions"][task.name])}
+
+
+def through_transformers(folder: Path, batch: int, device: str) -> TemplateLM:
+    """A published folder as the harness' own backend loads it: in fp32, no token put in front."""
+    from lm_eval.models import huggingface
+
+    backend: Any = huggingface.HFLM
+    return backend(pretrained=str(folder), dtype="float32", batch_size=batch, device=device, add_bos_token=False)
+
+
+def _accuracies(measured: dict[str, Any]) -> dict[str, float | None]:
+    """Accuracies and their errors as numbers, None where the harness has none."""
     scores: dict[str, float | None] = {}
     for name in ("acc", "acc_norm"):
-        for key in (name, f"{name}_stderr"):
-            value = measured.get(f"{key},none")
-            scores[key] = float(value) if isinstance(value, int | float) else None
-    return finished_scores(scores, items, wrapped.logs)
+        if f"{name},none" in measured:
+            for key in (name, f"{name}_stderr"):
+                value = measured.get(f"{key},none")
+                scores[key] = float(value) if isinstance(value, int | float) else None
+    return scores

@@ -2,8 +2,8 @@
 
 `acc` takes the choice of the highest summed log-likelihood, `acc_norm` the one of the highest per
 character, ties the first: the definitions of lm-evaluation-harness 0.4 (`acc_norm` there divides by
-characters, not by bytes). Costs one forward pass per choice over its context; logits exist only for
-the continuation's tokens.
+characters, not by bytes). Costs one forward pass per choice over its context, one for all choices of a single token;
+logits exist only for the continuation's tokens.
 """
 
 import json
@@ -130,32 +130,38 @@ def log_likelihoods(
                 f"a continuation of {len(continuation_ids)} tokens after {len(context_ids)} can't be scored with "
                 f"model.max_seq_len = {limit}. Ask shorter questions, or evaluate a model of longer context."
             )
-    order = sorted(range(len(pairs)), key=lambda i: (-len(pairs[i][0]) - len(pairs[i][1]), i))
+    read: dict[tuple[int, ...], list[int]] = {}  # what the model reads, and the pairs that are scored by it
+    for index, (context_ids, continuation_ids) in enumerate(pairs):
+        read.setdefault(tuple((context_ids + continuation_ids)[-limit - 1 : -1]), []).append(index)
+    inputs = sorted(read, key=lambda ids: -len(ids))
     results: list[tuple[float, bool]] = [(math.nan, False)] * len(pairs)
     training = model.training
     model.eval()
     try:
-        for first in range(0, len(order), batch):
-            chosen = order[first : first + batch]
-            for index, result in zip(chosen, _batch(model, [pairs[i] for i in chosen], limit), strict=True):
+        for first in range(0, len(inputs), batch):
+            chosen = inputs[first : first + batch]
+            members = [(row, index) for row, ids in enumerate(chosen) for index in read[ids]]
+            scored = _batch(model, chosen, [(row, pairs[index][1]) for row, index in members])
+            for (_, index), result in zip(members, scored, strict=True):
                 results[index] = result
     finally:
         model.train(training)
     return results
 
 
-def _batch(model: RQwen3, pairs: list[tuple[list[int], list[int]]], limit: int) -> list[tuple[float, bool]]:
+def _batch(
+    model: RQwen3, inputs: list[tuple[int, ...]], continuations: list[tuple[int, list[int]]]
+) -> list[tuple[float, bool]]:
+    """Score continuations, each given with the row of the input whose end predicts it."""
     device = model.lm_head.weight.device
-    sequences = [(context_ids + continuation_ids)[-limit - 1 :] for context_ids, continuation_ids in pairs]
-    lengths = [len(continuation_ids) for _, continuation_ids in pairs]
-    ids_BT = torch.zeros((len(pairs), max(map(len, sequences)) - 1), dtype=torch.int64)
-    for row, sequence in enumerate(sequences):
-        ids_BT[row, : len(sequence) - 1] = torch.tensor(sequence[:-1])
+    ids_BT = torch.zeros((len(inputs), max(map(len, inputs))), dtype=torch.int64)
+    for row, ids in enumerate(inputs):
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
     hidden_BTD = model.model(ids_BT.to(device))
-    sized = list(zip(sequences, lengths, strict=True))
-    wanted = [hidden_BTD[row, len(s) - 1 - n : len(s) - 1] for row, (s, n) in enumerate(sized)]
-    targets_N = torch.tensor([token for s, n in sized for token in s[-n:]], device=device)
+    wanted = [hidden_BTD[row, len(inputs[row]) - len(ids) : len(inputs[row])] for row, ids in continuations]
+    targets_N = torch.tensor([token for _, ids in continuations for token in ids], device=device)
     logs_N, likeliest_N = _token_logs(model, torch.cat(wanted), targets_N)
+    lengths = [len(ids) for _, ids in continuations]
     return [
         (float(logs.double().sum()), bool(likeliest.all()))
         for logs, likeliest in zip(logs_N.split(lengths), likeliest_N.split(lengths), strict=True)
@@ -196,21 +202,25 @@ def score_cloze(
         "acc_norm": _mean(right_norm),
         "acc_norm_stderr": _stderr(right_norm),
     }
-    return finished_scores(scores, items, logs)
+    return finished_scores(scores, [len(item.choices) for item in items], logs)
 
 
-def finished_scores(
-    scores: dict[str, float | None], items: Sequence[ClozeItem], logs: Sequence[float]
-) -> dict[str, Any]:
-    """Scores with `n` and `chance`; what is not a finite number becomes null, and a `reason` says why."""
-    counted = {"n": len(items), "chance": _mean([1 / len(item.choices) for item in items])}
+def finished_scores(scores: dict[str, float | None], choices: Sequence[int], logs: Sequence[float]) -> dict[str, Any]:
+    """Scores with `n` and `chance`; what is not a finite number becomes null, and a `reason` says why.
+
+    Args:
+        scores: by name.
+        choices: how many answers each question offers; 0 where a word is to be found, which nobody guesses.
+        logs: every log-likelihood that the scores come from.
+    """
+    counted = {"n": len(choices), "chance": _mean([1 / count if count else 0.0 for count in choices])}
     lost = sum(not math.isfinite(log) for log in logs)
     if lost:
         reason = f"{lost} of {len(logs)} log-likelihoods are not finite: the checkpoint's weights hold NaN or infinity"
         return dict.fromkeys(scores) | counted | {"reason": reason}
     finite = {name: value if value is not None and math.isfinite(value) else None for name, value in scores.items()}
     if None in finite.values():
-        return finite | counted | {"reason": f"no standard error can be had from {len(items)} question(s)"}
+        return finite | counted | {"reason": f"no standard error can be had from {len(choices)} question(s)"}
     return finite | counted
 
 

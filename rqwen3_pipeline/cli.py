@@ -440,6 +440,52 @@ def selfcheck(ctx: click.Context) -> None:
 
 
 @main.command()
+@click.option("--checkpoint", type=FILE, help="A .pt file with its sidecar. [the run's final, else newest]")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
+@click.option("--out", type=FOLDER, help="The folder to write. [exports/ in the run root]")
+@click.option("--tokenizer", type=FILE, help="The tokenizer.json. [the run root's]")
+@click.option("--gguf", type=click.Choice(["f32", "f16", "bf16", "q8_0"]), help="A GGUF file too, of this type.")
+@click.option("--force", is_flag=True, help="Replace the folder if it exists.")
+@click.pass_context
+def export(ctx: click.Context, checkpoint: Path | None, dtype: str, out: Path | None, **more: Any) -> None:
+    """Write a checkpoint as a Hugging Face folder, read it back and compare."""
+    from rqwen3_pipeline.result_commands import export_checkpoint
+
+    ctx.exit(export_checkpoint(_settings(ctx), checkpoint, dtype, out, more["tokenizer"], more["gguf"], more["force"]))
+
+
+@main.command("eval")
+@click.option("--checkpoint", type=FILE, help="A .pt file with its sidecar. [the run's final, else newest]")
+@click.option("--weights", type=FOLDER, help="A published folder or an export, instead of a checkpoint.")
+@click.option("--task", "named", multiple=True, metavar="NAME", help="Only this benchmark; may be given several times.")
+@click.option("--data", type=FOLDER, help="The benchmarks' folder. [RQWEN3_BENCHMARKS, benchmarks/ in the run root]")
+@click.option("--out", type=FOLDER, help="The folder of the scores. [evaluations/ in the run root]")
+@click.option("--limit", type=click.IntRange(1), help="Only the first so many questions; the scores say so.")
+@click.option("--batch", type=click.IntRange(1), help="Sequences per forward pass. [8]")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="[auto]")
+@click.option("--through", type=click.Choice(["own", "transformers"]), help="What computes --weights. [own]")
+@click.option("--prefetch", "fetch_only", is_flag=True, help="Only bring the benchmarks here from the Hub.")
+@click.pass_context
+def evaluate(
+    ctx: click.Context,
+    checkpoint: Path | None,
+    weights: Path | None,
+    named: tuple[str, ...],
+    data: Path | None,
+    out: Path | None,
+    fetch_only: bool,
+    **options: Any,
+) -> None:
+    """Score a checkpoint on the benchmarks; what is scored already is not asked again."""
+    from rqwen3_pipeline import result_commands
+
+    settings = _settings(ctx)
+    if fetch_only:
+        ctx.exit(result_commands.prefetch(settings, named, data))
+    ctx.exit(result_commands.score(settings, checkpoint, weights, named, data, out, options))
+
+
+@main.command()
 @click.option("--prompt", required=True, help="The text to continue.")
 @click.option("--weights", type=FOLDER, help="A published folder (Qwen3 or Llama kind). [the run's final model]")
 @click.option("--new-tokens", default=60, show_default=True, type=click.IntRange(1))

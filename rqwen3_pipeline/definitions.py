@@ -34,6 +34,7 @@ assets = [
     submissions.final_checkpoint,
     export.export,
     evaluation.eval_scores,
+    evaluation.submission_scores,
     evidence.evidence_report,
     evidence.comparison,
 ]
@@ -48,6 +49,7 @@ def _step_job(asset: dg.AssetsDefinition) -> Any:
 jobs = [
     *(_step_job(asset) for asset in by_file),
     dg.define_asset_job("train_submission", selection=[submissions.submissions.key]),
+    dg.define_asset_job("score_submission", selection=[evaluation.submission_scores.key]),
     dg.define_asset_job("lock_sources", selection=[sources.source_lock.key]),
     dg.define_asset_job("train_or_pin_tokenizer", selection=[tokens.tokenizer.key]),
     dg.define_asset_job("find_survivors", selection=[asset.key for asset in dedup.survivors]),

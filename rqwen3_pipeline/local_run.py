@@ -16,7 +16,7 @@ import dagster as dg
 
 from model.errors import RQwen3Error
 from model.files import hold_lock, require_free_bytes
-from rqwen3_pipeline import training
+from rqwen3_pipeline import results, training
 from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.definitions import defs
@@ -150,7 +150,7 @@ def _check_configuration(here: Pipeline) -> None:
     """Everything that can be refused before anything is written."""
     _ = here.corpus
     training.submissions_config(here.run)
-    training.evaluation_config(here.run)
+    results.evaluation_config(here.run)
 
 
 def _corpus(run: LocalRun) -> None:

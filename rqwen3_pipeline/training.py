@@ -1,4 +1,4 @@
-"""Training, export and evaluation as the pipeline sees them: programs to run, files to read.
+"""Training as the pipeline sees it: programs to run, files to read.
 
 Nothing here imports torch. A submission is one process of `model.pretrain`; what happened in it is
 read back from the ledger and the metrics that it wrote, which stay true when this process is gone.
@@ -53,28 +53,9 @@ class SubmissionsConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationConfig:
-    """The `[evaluation]` section."""
-
-    items: int = 200
-    """Cloze questions made from held-out documents."""
-    choices: int = 4
-    """Answers per question, the right one among them."""
-
-    def __post_init__(self) -> None:
-        if self.items < 1 or self.choices < 2:
-            raise ConfigError("evaluation.items must be at least 1, evaluation.choices at least 2")
-
-
 def submissions_config(run: RunConfig) -> SubmissionsConfig:
     """The `[submissions]` section, parsed."""
     return build(SubmissionsConfig, run.sections.get("submissions", {}), "submissions")
-
-
-def evaluation_config(run: RunConfig) -> EvaluationConfig:
-    """The `[evaluation]` section, parsed."""
-    return build(EvaluationConfig, run.sections.get("evaluation", {}), "evaluation")
 
 
 def submission_key(name: str, number: int) -> str:
@@ -288,34 +269,6 @@ def verify_final(root: RunRoot, name: str) -> dict[str, Any]:
             f"{sidecar['sha256'][:12]}…. Delete both and run the last submission again: rqwen3 run"
         )
     return {"path": str(final), "bytes": size_bytes, "sha256": sha256, "step": sidecar["step"]}
-
-
-def export_model(root: RunRoot, name: str) -> dict[str, Any]:
-    """Write the final model as a Hugging Face folder."""
-    folder, out = root.experiment(name), root.export(name)
-    final = folder / "checkpoints" / "final.pt"
-    arguments = ["--checkpoint", final, "--config", folder / "config.toml", "--tokenizer", root.tokenizer, "--out", out]
-    run_program("model.huggingface", arguments, folder / "logs" / "export.log")
-    size_bytes = sum(file.stat().st_size for file in out.iterdir())
-    return {"path": str(out), "files": sorted(file.name for file in out.iterdir()), "bytes": size_bytes}
-
-
-def evaluate_model(root: RunRoot, run: RunConfig) -> dict[str, Any]:
-    """Make the cloze questions, score the final model on them and on the held-out documents."""
-    from rqwen3_pipeline.corpus.cloze import write_cloze_items
-
-    folder, out = root.experiment(run.name), root.evaluation(run.name)
-    wanted = evaluation_config(run)
-    made = write_cloze_items(
-        root, out / "cloze.jsonl", items=wanted.items, choices=wanted.choices, seed=run.training.seed
-    )
-    arguments = [
-        *("--checkpoint", folder / "checkpoints" / "final.pt", "--config", folder / "config.toml"),
-        *("--manifest", root.manifest, "--items", out / "cloze.jsonl", "--out", out / "scores.json"),
-    ]
-    run_program("model.evaluate", arguments, folder / "logs" / "evaluation.log")
-    scores = read_json(out / "scores.json")
-    return {**scores["tasks"]["heldout_cloze"], "engine": scores["engine"], "cloze": made, "path": str(out)}
 
 
 def steps_by_submission(records: list[dict[str, Any]], max_steps: int) -> tuple[list[dict[str, int]], list[str]]:

@@ -10,7 +10,7 @@ from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeli
 )
 def export() -> dg.MaterializeResult:
     """A folder that `AutoModelForCausalLM` loads without custom code: safetensors, configuration, tokenizer."""
-    from rqwen3_pipeline.training import export_model
+    from rqwen3_pipeline.results import export_model
 
     here = pipeline()
-    return dg.MaterializeResult(metadata=metadata(export_model(here.root, here.run.name)))
+    return dg.MaterializeResult(metadata=metadata(export_model(here.root, here.run)))

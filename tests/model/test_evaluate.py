@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import checkpoint, evaluate, likelihood
+from model.benchmark_data import go_offline
 from model.bits_per_byte import heldout_scores, heldout_streams
 from model.config import CoreConfig
 from model.errors import ConfigError, CorpusError, EnvironmentProblem
@@ -220,7 +221,7 @@ def test_score_cloze_single_question_has_no_standard_error_and_says_why(tiny):
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra `evaluation`")
 def test_score_cloze_with_harness_agrees_with_our_own_code(tiny):
-    evaluate._go_offline()
+    go_offline()
     from lm_eval.api.instance import Instance
 
     from model.generate import Sampling, generate
