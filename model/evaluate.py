@@ -2,7 +2,8 @@
 
 The questions are scored through lm-evaluation-harness where it is installed, else by our own code of
 the same definitions; the file says which. A score that is no finite number is null with a reason.
-Costs one forward pass per choice, and one over at most `eval_max_tokens` held-out tokens per source.
+Bits per byte are taken twice: with abutting windows, as in training, and with overlapping ones. Costs
+one forward pass per choice, and three over at most `eval_max_tokens` held-out tokens per source.
 
     python -m model.evaluate --checkpoint FILE --config FILE --manifest FILE --items cloze.jsonl --out scores.json
 """
@@ -28,6 +29,7 @@ from model.files import read_json, sha256_file, write_json
 from model.likelihood import plain_tokenizer, read_items, score_cloze
 from model.rqwen3 import RQwen3
 from model.shard_format import Manifest, read_manifest
+from model.sliding import sliding_scores
 
 FORMAT_VERSION = 1
 OWN_ENGINE_VERSION = "1"
@@ -56,6 +58,8 @@ class Inputs:
     """`cpu`, `cuda`, or `auto`: CUDA where there is one."""
     batch: int = 8
     """Sequences per forward pass."""
+    stride: int | None = None
+    """Tokens that each overlapping window scores; half the context by default."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -90,7 +94,7 @@ def evaluate(inputs: Inputs) -> dict[str, Any]:
             cloze = score_cloze_with_harness(model, tokenizer, items, manifest.eos_id, inputs.batch)
         else:
             cloze = score_cloze(model, tokenizer, items, manifest.eos_id, inputs.batch)
-        bits_per_byte = _bits_per_byte(model, manifest, run, inputs.batch)
+        bits_per_byte, sliding = _bits_per_byte(model, manifest, run, inputs)
     packages = versions()
     checkpoint_sha256 = sha256_file(inputs.checkpoint)
     return {
@@ -104,6 +108,7 @@ def evaluate(inputs: Inputs) -> dict[str, Any]:
             "step": int(load(inputs.checkpoint, mapped=True)["step"]),
         },
         "bits_per_byte": bits_per_byte,
+        "bits_per_byte_sliding": sliding,
         "items_sha256": sha256_file(inputs.items),
         "manifest_sha256": manifest.sha256,
         "device": device.type,
@@ -156,15 +161,23 @@ def device_named(wanted: str) -> torch.device:
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
-def _bits_per_byte(model: RQwen3, manifest: Manifest, run: RunConfig, batch: int) -> dict[str, dict[str, Any]]:
+def _bits_per_byte(
+    model: RQwen3, manifest: Manifest, run: RunConfig, inputs: Inputs
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """By source, with windows that abut; and with overlapping ones, whose context and stride are stated."""
+    context = run.training.seq_len
+    stride = inputs.stride or max(1, context // 2)
     streams, missing = heldout_streams(manifest, run.training.eval_max_tokens)
-    scores = heldout_scores(model, streams, run.training.seq_len, batch) or {}
-    result = {name: _finite(values) for name, values in scores.items()}
-    for name in missing:
-        result[name] = {"bits_per_byte": None, "reason": "no document of this source is held out"}
+    nothing = {name: {"bits_per_byte": None, "reason": "no document of this source is held out"} for name in missing}
     if not streams:
-        result["all"] = {"bits_per_byte": None, "reason": "no document is held out at all"}
-    return result
+        nothing["all"] = {"bits_per_byte": None, "reason": "no document is held out at all"}
+    abutting = heldout_scores(model, streams, context, inputs.batch) or {}
+    overlapping = sliding_scores(model, streams, context, stride, inputs.batch)
+    told = {"context_tokens": context, "stride_tokens": stride}
+    return (
+        {name: _finite(values) for name, values in abutting.items()} | nothing,
+        told | {"sources": {name: _finite(values) for name, values in overlapping.items()} | nothing},
+    )
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--engine", default="auto", help="auto, harness or own")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--batch", type=int, default=8, help="sequences per forward pass")
+    parser.add_argument("--stride", type=int, help="tokens that each overlapping window scores; half the context")
     options = parser.parse_args(arguments)
     try:
         inputs = Inputs(
@@ -213,6 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
             engine=options.engine,
             device=options.device,
             batch=options.batch,
+            stride=options.stride,
         )
         scores = evaluate(inputs)
         write_json(options.out, scores)

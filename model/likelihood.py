@@ -160,7 +160,7 @@ def _batch(
     hidden_BTD = model.model(ids_BT.to(device))
     wanted = [hidden_BTD[row, len(inputs[row]) - len(ids) : len(inputs[row])] for row, ids in continuations]
     targets_N = torch.tensor([token for _, ids in continuations for token in ids], device=device)
-    logs_N, likeliest_N = _token_logs(model, torch.cat(wanted), targets_N)
+    logs_N, likeliest_N = token_logs(model, torch.cat(wanted), targets_N)
     lengths = [len(ids) for _, ids in continuations]
     return [
         (float(logs.double().sum()), bool(likeliest.all()))
@@ -168,8 +168,8 @@ def _batch(
     ]
 
 
-def _token_logs(model: RQwen3, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target, and whether it is the likeliest, a chunk of logits at a time."""
+def token_logs(model: RQwen3, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target in fp32 on the CPU, and whether it is the likeliest; a chunk at a time."""
     step = head_chunk_tokens(model.config.vocab_size, len(targets_N), cuda=hidden_ND.device.type == "cuda")
     logs: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []

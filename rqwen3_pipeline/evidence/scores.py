@@ -54,8 +54,49 @@ def evaluation_evidence(reader: Reader, root: RunRoot, name: str) -> dict[str, A
             source: figure(finite(entry.get("bits_per_byte") if isinstance(entry, dict) else entry), file)
             for source, entry in table_of(scores.get("bits_per_byte")).items()
         },
+        "bits_per_byte_sliding": _sliding(table_of(scores.get("bits_per_byte_sliding")), file),
+        "protocol": table_of(table_of(scores.get("benchmarks")).get("protocol")),
+        "expectations": _expectations(reader, root, name, rows),
         "versions": table_of(scores.get("versions")),
     }
+
+
+def _sliding(scores: dict[str, Any], file: str) -> dict[str, Any]:
+    """Bits per byte with overlapping windows, and what those were."""
+    return {
+        "context_tokens": whole(scores.get("context_tokens")),
+        "stride_tokens": whole(scores.get("stride_tokens")),
+        "sources": {
+            source: figure(finite(table_of(entry).get("bits_per_byte")), file)
+            for source, entry in table_of(scores.get("sources")).items()
+        },
+    }
+
+
+def _expectations(reader: Reader, root: RunRoot, name: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What was written down before the scores came in, each judged by its score; None where nothing was.
+
+    A score without a standard error is compared as it is; else an expectation is missed only by more than
+    one standard error, since a score is no exact number.
+    """
+    path = root.evaluation(name) / "expectations.json"
+    kept = reader.table(path)
+    if kept is None:
+        return None
+    judged: list[dict[str, Any]] = []
+    for task, expected in sorted(table_of(kept.get("tasks")).items()):
+        low, high = finite(expected.get("low")), finite(expected.get("high"))
+        matching = [row for row in rows if (row["task"], row["metric"]) == (task, expected.get("metric"))]
+        score, stderr = (matching[0]["score"], matching[0]["stderr"] or 0.0) if matching else (None, 0.0)
+        if score is None or low is None or high is None:
+            holds, words = None, "There is no score to judge it by."
+        else:
+            holds = low - stderr <= score <= high + stderr
+            where = "above" if score > high else "below" if score < low else "within"
+            words = f"{'As expected' if holds else 'Not as expected'}: {100 * score:.1f} % lies {where} what was said."
+        judged.append({"task": task, **expected, "score": score, "holds": holds, "words": words})
+    facts = {"written_at": kept.get("written_at"), "sha256": kept.get("sha256"), "file": reader.name(path)}
+    return facts | {"judged": judged}
 
 
 def _rows(task: str, result: dict[str, Any], file: str) -> list[dict[str, Any]]:
