@@ -87,12 +87,12 @@ def write_gguf(folder: Path, kind: str, model: RQwen3, run: RunConfig, manifest:
     loss: Any = "not run"
     if manifest is not None:
         loss, _ = heldout_loss(again, cut_streams(manifest), run)
-    written = dict(model.named_parameters())
+    written, read = model.state_dict(), again.state_dict()
     return {
         "file": path.name,
         "bytes": path.stat().st_size,
         "tensor_types": types,
-        "weights_difference": max(float((p - written[name]).abs().max()) for name, p in again.named_parameters()),
+        "weights_difference": max(float((read[name] - written[name]).abs().max()) for name in written),
         "logits_difference": logits_difference(model, again),
         "heldout_loss": loss,
     }

@@ -50,6 +50,8 @@ class EvaluationConfig:
     """Names of benchmarks to score; none by default."""
     limit: int = 0
     """Ask only the first so many rows of each benchmark; 0 asks all."""
+    control: str = ""
+    """A published folder that is known to score above chance, asked the same; if it doesn't, no score counts."""
     expectations: dict[str, Expectation] = field(default_factory=dict[str, Expectation])
     """By task."""
 
@@ -77,7 +79,7 @@ def evaluation_config(run: RunConfig) -> EvaluationConfig:
         raise ConfigError(f"[evaluation.expectations] must be a table of tables, not {tables!r}")
     expected = {name: build(Expectation, entry, f"evaluation.expectations.{name}") for name, entry in tables.items()}
     checked = build(EvaluationConfig, plain, "evaluation")
-    names = ("items", "choices", "benchmarks", "limit")
+    names = ("items", "choices", "benchmarks", "limit", "control")
     return EvaluationConfig(**{name: getattr(checked, name) for name in names}, expectations=expected)
 
 
@@ -115,6 +117,8 @@ def evaluate_model(root: RunRoot, run: RunConfig, data: Path) -> dict[str, Any]:
     )
     final = folder / "checkpoints" / "final.pt"
     asked = score_benchmarks(root, run, final, out, data)
+    if asked and wanted.control:
+        _ask(root, run, ["--weights", wanted.control], out / "control", data)
     arguments = [
         *("--checkpoint", final, "--config", folder / "config.toml"),
         *("--manifest", root.manifest, "--items", out / "cloze.jsonl", "--out", out / "scores.json"),
@@ -133,15 +137,17 @@ def score_benchmarks(root: RunRoot, run: RunConfig, checkpoint: Path, out: Path,
     Returns:
         The file with the scores over all tasks; None where no benchmark is configured.
     """
-    wanted, folder = evaluation_config(run), root.experiment(run.name)
-    if not wanted.benchmarks:
+    if not evaluation_config(run).benchmarks:
         return None
-    arguments: list[str | Path] = [
-        *("--checkpoint", checkpoint, "--config", folder / "config.toml", "--tokenizer", root.tokenizer),
-        *("--data", data, "--tasks", ",".join(wanted.benchmarks), "--out", out),
-        *(("--limit", str(wanted.limit)) if wanted.limit else ()),
-    ]
-    run_program("model.score_benchmarks", arguments, folder / "logs" / "benchmarks.log")
+    config = root.experiment(run.name) / "config.toml"
+    return _ask(root, run, ["--checkpoint", checkpoint, "--config", config, "--tokenizer", root.tokenizer], out, data)
+
+
+def _ask(root: RunRoot, run: RunConfig, model: list[str | Path], out: Path, data: Path) -> Path:
+    wanted = evaluation_config(run)
+    arguments: list[str | Path] = [*model, "--data", data, "--tasks", ",".join(wanted.benchmarks), "--out", out]
+    arguments += ["--limit", str(wanted.limit)] if wanted.limit else []
+    run_program("model.score_benchmarks", arguments, root.experiment(run.name) / "logs" / "benchmarks.log")
     return out / "benchmarks.json"
 
 

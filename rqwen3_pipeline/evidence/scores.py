@@ -56,6 +56,7 @@ def evaluation_evidence(reader: Reader, root: RunRoot, name: str) -> dict[str, A
         },
         "bits_per_byte_sliding": _sliding(table_of(scores.get("bits_per_byte_sliding")), file),
         "protocol": table_of(table_of(scores.get("benchmarks")).get("protocol")),
+        "control": _control(reader, root, name),
         "expectations": _expectations(reader, root, name, rows),
         "versions": table_of(scores.get("versions")),
     }
@@ -71,6 +72,24 @@ def _sliding(scores: dict[str, Any], file: str) -> dict[str, Any]:
             for source, entry in table_of(scores.get("sources")).items()
         },
     }
+
+
+def _control(reader: Reader, root: RunRoot, name: str) -> dict[str, Any] | None:
+    """Scores of the model that is known to be above chance, on the same questions; None where none was asked."""
+    path = root.evaluation(name) / "control" / "benchmarks.json"
+    asked = reader.table(path)
+    if asked is None:
+        return None
+    file = reader.name(path)
+    rows = [row for task, result in sorted(table_of(asked.get("tasks")).items()) for row in _rows(task, result, file)]
+    above = sorted({row["task"] for row in rows if row["verdict"] == "above chance"})
+    words = (
+        f"The control is above chance on {', '.join(above)}: there the questions can tell a model that knows from one "
+        "that guesses."
+        if above
+        else "The control is above chance nowhere, so a score near chance here says nothing of the model."
+    )
+    return {"model": table_of(asked.get("protocol")).get("model"), "scores": rows, "words": words, "file": file}
 
 
 def _expectations(reader: Reader, root: RunRoot, name: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:

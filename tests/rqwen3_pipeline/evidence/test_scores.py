@@ -64,3 +64,16 @@ def test_expectations_are_judged_by_the_scores_as_they_were_written_down(tmp_pat
     assert "Not as expected: 28.0 % lies below" in next(r["words"] for r in found["judged"] if r["task"] == "missed")
     (folder / "expectations.json").unlink()
     assert evaluation_evidence(Reader(root=tmp_path), root, "demo")["expectations"] is None
+
+
+def test_control_that_is_above_chance_nowhere_is_said_to_be(tmp_path):
+    root = RunRoot(tmp_path)
+    folder = root.evaluation("demo")
+    write_json(folder / "scores.json", {"tasks": {"arc_easy": entry(0.26)}})
+    assert evaluation_evidence(Reader(root=tmp_path), root, "demo")["control"] is None
+    for acc, words in ((0.5, "above chance on arc_easy"), (0.26, "above chance nowhere")):
+        asked = {"tasks": {"arc_easy": entry(acc)}, "protocol": {"model": "smol"}}
+        write_json(folder / "control" / "benchmarks.json", asked)
+        control = evaluation_evidence(Reader(root=tmp_path), root, "demo")["control"]
+        assert words in control["words"]
+        assert (control["model"], control["scores"][0]["score"]) == ("smol", acc)
