@@ -13,7 +13,7 @@ green run over an empty source is how such a loss goes unseen. Costs one pass ov
 import bisect
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,16 +73,27 @@ def is_disambiguation(title: str, text: str) -> bool:
     """
     if _DISAMBIGUATION_TITLE.search(title):
         return True
-    lines = [line for line in text.split("\n") if line.strip()]
     seen_chars = 0
-    for index, line in enumerate(lines[:_LEAD_LINES]):
+    for line, rest in _lead(text):
         seen_chars += len(line)
         if seen_chars > _LEAD_CHARS:
             return False
         if _POINTS_ELSEWHERE.search(" ".join(line[-200:].split())):
-            entries = lines[index + 1 :]
+            entries = [entry for entry in text[rest:].split("\n") if entry.strip()]
             return bool(entries) and 2 * sum(len(entry) <= _ENTRY_CHARS for entry in entries) > len(entries)
     return False
+
+
+def _lead(text: str) -> Iterator[tuple[str, int]]:
+    """The first `_LEAD_LINES` lines that are not blank, each with where the next begins."""
+    start, lines = 0, 0
+    while lines < _LEAD_LINES and start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        if (line := text[start:end]).strip():
+            lines += 1
+            yield line, end + 1
+        start = end + 1
 
 
 def _by_length(document: Document, settings: SourceConfig) -> tuple[bool, str]:

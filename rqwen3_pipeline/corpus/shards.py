@@ -1,9 +1,10 @@
 """Token shards: flat uint32 files, with a table of their documents and a sidecar.
 
-A writer takes documents one by one and closes a shard before the document that would take it above
+A writer takes documents in batches and closes a shard before the document that would take it above
 the limit, so shards end on document borders (a single longer document makes a longer shard). Each
 file is written under a temporary name, flushed and renamed: `.bin`, `.docs.parquet`, and the sidecar
-`.json` last. No document, no shard. Memory: a few thousand table rows; the tokens go straight out.
+`.json` last. No document, no shard. Memory: a few thousand table rows; the tokens go straight out,
+a batch at a time, and nothing is done document by document.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -58,6 +59,8 @@ class Sidecar:
     """UTF-8 bytes of their text."""
     sha256: str
     """Of the shard's bytes."""
+    markup: int
+    """How often its documents spell out one of the tokenizer's added tokens; they stayed text."""
     heldout: bool
     """Whether it is held out."""
     settings_sha256: str
@@ -66,6 +69,31 @@ class Sidecar:
     """Hash of the tokenizer.json."""
     format_version: int = FORMAT_VERSION
     """Of shard, table and sidecar."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Documents with their tokens, as columns: element i of each is document i's."""
+
+    ids_: npt.NDArray[np.uint32]
+    """The tokens of all documents one after another, the end-of-text id last in each; uint32."""
+    ends_: npt.NDArray[np.int64]
+    """Where each document's tokens end in `ids_`; int64, ascending."""
+    text_bytes_: npt.NDArray[np.uint64]
+    """UTF-8 bytes of the text."""
+    markup_: npt.NDArray[np.int64]
+    """How often the text spells out an added token."""
+    row: Any
+    """Arrow array, uint32: its row in the raw file."""
+    id: Any
+    """Arrow array, string."""
+    url: Any
+    """Arrow array, string."""
+    digest: Any
+    """Arrow array, 32 bytes each: SHA-256 of the text."""
+
+    def __len__(self) -> int:
+        return len(self.ends_)
 
 
 @dataclass(slots=True)
@@ -79,7 +107,10 @@ class _Open:
     tokens: int = 0
     documents: int = 0
     text_bytes: int = 0
-    rows: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in DOCS_COLUMNS})
+    markup: int = 0
+    rows: list[Any] = field(default_factory=list[Any])
+    """Tables that are not written yet, of `waiting` rows."""
+    waiting: int = 0
 
 
 class ShardWriter:
@@ -137,30 +168,45 @@ class ShardWriter:
         shards = [self._root / sidecar.path for sidecar in self.sidecars]
         return [path for shard in shards for path in (shard, docs_path(shard), sidecar_path(shard))]
 
-    def add(self, ids_: npt.NDArray[np.uint32], *, row: int, id: str, url: str, digest: bytes, text_bytes: int) -> None:
-        """Append one document.
+    def add(self, batch: Batch) -> None:
+        """Append documents, in as many shards as they need."""
+        first = 0
+        while first < len(batch):
+            start = int(batch.ends_[first - 1]) if first else 0
+            room = self._max_tokens - (self._open.tokens if self._open else 0)
+            last = int(np.searchsorted(batch.ends_, start + room, side="right"))
+            if last <= first and self._open is not None:
+                self._close()
+                continue
+            last = max(last, first + 1)  # a document longer than a shard has one to itself
+            self._append(batch, first, last)
+            first = last
 
-        Args:
-            ids_: its tokens, the end-of-text id last; uint32.
-            row: its row in the raw file.
-            id: its id.
-            url: its address.
-            digest: SHA-256 of its text.
-            text_bytes: UTF-8 bytes of its text.
-        """
-        if self._open is not None and self._open.tokens + len(ids_) > self._max_tokens:
-            self._close()
+    def _append(self, batch: Batch, first: int, last: int) -> None:
+        """Append documents `first` to `last`, the latter excluded, to the open shard."""
         shard = self._open or self._begin()
-        data = np.ascontiguousarray(ids_, dtype=TOKEN_DTYPE).tobytes()
+        part, start = slice(first, last), int(batch.ends_[first - 1]) if first else 0
+        data = np.ascontiguousarray(batch.ids_[start : int(batch.ends_[last - 1])], dtype=TOKEN_DTYPE).data
         shard.file.write(data)
         shard.digest.update(data)
-        shard.tokens += len(ids_)
-        shard.documents += 1
-        shard.text_bytes += text_bytes
-        for name, value in zip(DOCS_COLUMNS, (shard.tokens, len(ids_), text_bytes, row, id, url, digest), strict=True):
-            shard.rows[name].append(value)
-        if len(shard.rows["end"]) >= FLUSH_DOCUMENTS:
-            _flush(shard)
+        ends_ = batch.ends_[part] - start
+        columns = {
+            "end": (ends_ + shard.tokens).astype(np.uint64),
+            "tokens": np.diff(ends_, prepend=0).astype(np.uint32),
+            "text_bytes": batch.text_bytes_[part],
+            "row": batch.row[part],
+            "id": batch.id[part],
+            "url": batch.url[part],
+            "digest": batch.digest[part],
+        }
+        shard.rows.append(pa.table(columns, schema=DOCS_SCHEMA))
+        shard.waiting += last - first
+        shard.tokens += int(ends_[-1])
+        shard.documents += last - first
+        shard.text_bytes += int(batch.text_bytes_[part].sum())
+        shard.markup += int(batch.markup_[part].sum())
+        if shard.waiting >= FLUSH_DOCUMENTS:
+            _flush(shard, all_rows=False)
 
     def _begin(self) -> _Open:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +223,7 @@ class ShardWriter:
         if self._open is None:
             return
         shard, self._open = self._open, None
-        _flush(shard)
+        _flush(shard, all_rows=True)
         shard.file.close()
         shard.table.close()
         commit(temporary_path(shard.path), shard.path)
@@ -190,6 +236,7 @@ class ShardWriter:
             tokens=shard.tokens,
             documents=shard.documents,
             text_bytes=shard.text_bytes,
+            markup=shard.markup,
             sha256=shard.digest.hexdigest(),
             heldout=self._heldout,
             settings_sha256=self._settings_sha256,
@@ -199,10 +246,17 @@ class ShardWriter:
         self.sidecars.append(sidecar)
 
 
-def _flush(shard: _Open) -> None:
-    if shard.rows["end"]:
-        shard.table.write_table(pa.table(shard.rows, schema=DOCS_SCHEMA))
-        shard.rows = {name: [] for name in DOCS_COLUMNS}
+def _flush(shard: _Open, *, all_rows: bool) -> None:
+    """Write rows in groups of `FLUSH_DOCUMENTS`, so that the file doesn't depend on the batches."""
+    if not shard.rows:
+        return
+    table = pa.concat_tables(shard.rows).combine_chunks()
+    start = 0
+    while len(table) - start >= (1 if all_rows else FLUSH_DOCUMENTS):
+        shard.table.write_table(table.slice(start, FLUSH_DOCUMENTS))
+        start += FLUSH_DOCUMENTS
+    rest = table.slice(min(start, len(table)))
+    shard.rows, shard.waiting = [rest] if len(rest) else [], len(rest)
 
 
 def remove_partition(folder: Path, source: str, key: str) -> None:

@@ -1,28 +1,36 @@
 """Tokenization: surviving documents to shards of token ids, training and held-out.
 
 The end-of-text id follows each document by id. The library `tokenizers` encodes a sample of every
-partition again, 20 documents or 0.1 %; one difference fails the partition. A document is held out by
-its digest, before any budget is cut. Memory: one batch of about two million characters.
+partition again, 20 documents or 0.1 %; one difference fails the partition, and nothing of it stays. A
+document is held out by its digest, before any budget is cut. All that is done document by document is
+one string for the engine and one copy of its tokens: the rest is columns. Memory: one batch, of 128
+rows or about four megabytes of text, and the engine's.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 # (pyarrow ships no types)
 
+import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model.errors import CorpusError
 from rqwen3_pipeline.corpus.dedup import heldout_mask
+from rqwen3_pipeline.corpus.encoder import Encoder, Ends, Ids
 from rqwen3_pipeline.corpus.lock import Lock
-from rqwen3_pipeline.corpus.shards import ShardWriter, remove_partition
+from rqwen3_pipeline.corpus.shards import Batch, ShardWriter, remove_partition
 from rqwen3_pipeline.corpus.sources import CorpusConfig
 from rqwen3_pipeline.corpus.stamps import (
     begin,
@@ -36,24 +44,25 @@ from rqwen3_pipeline.corpus.stamps import (
     verify_inputs,
     write_stamp,
 )
-from rqwen3_pipeline.corpus.tokenizer import Encoder, load_encoder, make_tokenizer, pin_tokenizer, train_tokenizer
+from rqwen3_pipeline.corpus.tokenizer import load_encoder, make_tokenizer, pin_tokenizer, train_tokenizer
 from rqwen3_pipeline.settings import RunRoot
 
 __all__ = ["make_tokenizer", "oracle_sample", "pin_tokenizer", "tokenize_file", "tokenize_inputs", "train_tokenizer"]
 
-BATCH_CHARS, BATCH_DOCUMENTS, READ_ROWS = 2_000_000, 512, 128
+READ_ROWS, BATCH_BYTES = 128, 4_000_000
 ORACLE_ONE_IN = 1000
+ORACLE_CHARS, ORACLE_TAIL = 1_000_000, 64
+"""Of a longer document the oracle encodes the beginning, for it takes a hundred bytes a character; the last tokens of
+a beginning may differ from those of the whole, so these are not compared."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Survivor:
-    index: int
-    row: int
-    id: str
-    url: str
-    text: str
-    digest: bytes
-    heldout: bool
+@dataclass(slots=True)
+class _Counts:
+    """What is counted while a partition is made."""
+
+    oracle_documents: int = 0
+    long_runs: int = 0
+    markup: Counter[str] = field(default_factory=Counter[str])
 
 
 def tokenize_inputs(root: RunRoot, config: CorpusConfig, source: str, key: str) -> dict[str, str]:
@@ -82,7 +91,8 @@ def tokenize_file(
 
     Returns:
         The report: `documents`, `tokens`, `text_bytes`, `heldout_documents`, `heldout_tokens`, `shards`,
-        `heldout_shards` (sidecars), `engine`, `oracle_documents`.
+        `heldout_shards` (sidecars), `engine`, `oracle_documents`, `long_run_documents` (which the oracle encoded,
+        being no slower there), `markup` (how often the documents spell out each added token).
 
     Raises:
         CorpusError: an input is missing or damaged, or engine and oracle differ on a document.
@@ -99,12 +109,17 @@ def tokenize_file(
             remove_partition(folder, source, key)
         facts: dict[str, Any] = {"source": source, "key": key, "max_tokens": config.shard_max_tokens}
         facts |= {"settings_sha256": settings_sha256(settings), "tokenizer_sha256": encoder.sha256}
-        with (
-            ShardWriter(root.path, root.tokens, heldout=False, **facts) as training,
-            ShardWriter(root.path, root.heldout, heldout=True, **facts) as heldout,
-        ):
-            checked = _encode_all(root, config, source, key, encoder, (training, heldout))
-        report = _report(training, heldout, encoder, checked)
+        try:
+            with (
+                ShardWriter(root.path, root.tokens, heldout=False, **facts) as training,
+                ShardWriter(root.path, root.heldout, heldout=True, **facts) as heldout,
+            ):
+                counts = _encode_all(root, config, source, key, encoder, (training, heldout))
+        except BaseException:
+            for folder in (root.tokens, root.heldout):
+                remove_partition(folder, source, key)
+            raise
+        report = _report(training, heldout, encoder, counts)
         outputs = training.files + heldout.files
         stamp = write_stamp(
             root, path, stage="tokens", settings=settings, inputs=inputs, outputs=outputs, report=report
@@ -112,8 +127,9 @@ def tokenize_file(
     return stamp.report
 
 
-def _report(training: ShardWriter, heldout: ShardWriter, encoder: Encoder, checked: int) -> dict[str, Any]:
-    report: dict[str, Any] = {"engine": encoder.engine, "oracle_documents": checked}
+def _report(training: ShardWriter, heldout: ShardWriter, encoder: Encoder, counts: _Counts) -> dict[str, Any]:
+    report: dict[str, Any] = {"engine": encoder.engine, "oracle_documents": counts.oracle_documents}
+    report |= {"long_run_documents": counts.long_runs, "markup": dict(sorted(counts.markup.items()))}
     for prefix, writer in (("", training), ("heldout_", heldout)):
         for name in ("documents", "tokens", "text_bytes"):
             report[prefix + name] = sum(getattr(sidecar, name) for sidecar in writer.sidecars)
@@ -128,30 +144,108 @@ def _encode_all(
     key: str,
     encoder: Encoder,
     writers: tuple[ShardWriter, ShardWriter],
-) -> int:
-    """Encode batch by batch; returns how many documents the oracle has encoded again."""
-    survivors = np.load(root.survivors(source, key), allow_pickle=False)
-    sample = oracle_sample(len(survivors), config.oracle_documents) if encoder.engine != "tokenizers" else set[int]()
-    for batch in _batches(_survivors(root, config, source, key, survivors)):
-        arrays = encoder.encode([document.text for document in batch])
-        chosen = [i for i, document in enumerate(batch) if document.index in sample]
-        expected = encoder.encode_by_oracle([batch[i].text for i in chosen])
-        for i, ids_ in zip(chosen, expected, strict=True):
-            if not np.array_equal(arrays[i], ids_):
+) -> _Counts:
+    """Encode batch by batch, and count."""
+    counts, long_runs_before = _Counts(), encoder.long_runs
+    survivors_ = np.load(root.survivors(source, key), allow_pickle=False)
+    if not len(survivors_):
+        return counts
+    sample = oracle_sample(len(survivors_), config.oracle_documents) if encoder.engine != "tokenizers" else set[int]()
+    digest_ = np.load(root.digests(source, key), allow_pickle=False)
+    heldout_ = heldout_mask(digest_, config.heldout_one_in)
+    for index, position_, records in _batches(root.filtered(source, key), survivors_):
+        texts: list[str] = records.column("text").to_pylist()
+        ids_, ends_ = encoder.encode(texts)
+        for i in (i for i in range(len(texts)) if index + i in sample):
+            found_ = ids_[int(ends_[i - 1]) if i else 0 : int(ends_[i])]
+            if (first := difference(encoder, texts[i], found_)) is not None:
                 raise CorpusError(
-                    f"filtered/{source}/{key}.parquet: {encoder.engine} and tokenizers give document {batch[i].id} "
-                    f"(row {batch[i].row}) different ids. Nothing of this partition counts; report the document."
+                    f"filtered/{source}/{key}.parquet: {encoder.engine} and tokenizers give document "
+                    f"{records.column('id')[i]} (row {records.column('row')[i]}) different ids from token {first} on. "
+                    "Nothing of this partition was kept; report the document."
                 )
-        for document, ids_ in zip(batch, arrays, strict=True):
-            writers[document.heldout].add(
-                np.append(ids_, np.uint32(encoder.eos_id)),
-                row=document.row,
-                id=document.id,
-                url=document.url,
-                digest=document.digest,
-                text_bytes=len(document.text.encode("utf-8")),
-            )
-    return len(sample)
+        batch = _with_ends(records, texts, ids_, ends_, digest_[position_], encoder, counts)
+        apart_ = heldout_[position_]
+        writers[0].add(_those(batch, ~apart_) if apart_.any() else batch)
+        if apart_.any():
+            writers[1].add(_those(batch, apart_))
+    counts.oracle_documents, counts.long_runs = len(sample), encoder.long_runs - long_runs_before
+    return counts
+
+
+def difference(encoder: Encoder, text: str, found_: Ids) -> int | None:
+    """Where the oracle's ids of a text first differ from those found; None if nowhere.
+
+    Of a text of more than `ORACLE_CHARS` characters the beginning is compared.
+    """
+    whole = len(text) <= ORACLE_CHARS
+    (expected_,) = encoder.encode_by_oracle([text if whole else text[:ORACLE_CHARS]])
+    if not whole:
+        expected_ = expected_[: max(len(expected_) - ORACLE_TAIL, 0)]
+        found_ = found_[: len(expected_)]
+    shared = min(len(found_), len(expected_))
+    different_ = np.flatnonzero(found_[:shared] != expected_[:shared])
+    if len(different_):
+        return int(different_[0])
+    return None if len(found_) == len(expected_) else shared
+
+
+def _with_ends(
+    records: Any,
+    texts: list[str],
+    ids_: Ids,
+    ends_: Ends,
+    digest_: npt.NDArray[np.uint8],
+    encoder: Encoder,
+    counts: _Counts,
+) -> Batch:
+    """The documents as the writers take them: an end-of-text id after each, markup counted."""
+    out_ = np.empty(len(ids_) + len(ends_), dtype=np.uint32)
+    start = 0
+    for i, end in enumerate(ends_.tolist()):
+        out_[start + i : end + i] = ids_[start:end]
+        start = end
+    new_ends_ = ends_ + np.arange(1, len(ends_) + 1)
+    out_[new_ends_ - 1] = encoder.eos_id
+    text = records.column("text")
+    return Batch(
+        ids_=out_,
+        ends_=new_ends_,
+        text_bytes_=pc.binary_length(text).to_numpy(zero_copy_only=False).astype(np.uint64),
+        markup_=_count_markup(text, texts, encoder.markers, counts.markup),
+        row=records.column("row"),
+        id=records.column("id"),
+        url=records.column("url"),
+        digest=pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(digest_.shape[1]), len(digest_), [None, pa.py_buffer(np.ascontiguousarray(digest_))]
+        ),
+    )
+
+
+def _count_markup(
+    column: Any, texts: list[str], markers: tuple[str, ...], totals: Counter[str]
+) -> npt.NDArray[np.int64]:
+    """How often each text spells out an added token; `totals` gets the counts by token."""
+    pattern = "|".join(re.escape(marker) for marker in markers)
+    count_ = pc.count_substring_regex(column, pattern=pattern).to_numpy(zero_copy_only=False).astype(np.int64)
+    for i in np.flatnonzero(count_).tolist():
+        totals.update(re.findall(pattern, texts[i]))
+    return count_
+
+
+def _those(batch: Batch, mask_: npt.NDArray[np.bool_]) -> Batch:
+    """The documents of a batch that a mask picks."""
+    lengths_, wanted = np.diff(batch.ends_, prepend=0), pa.array(mask_)
+    return Batch(
+        ids_=batch.ids_[np.repeat(mask_, lengths_)],
+        ends_=np.cumsum(lengths_[mask_]),
+        text_bytes_=batch.text_bytes_[mask_],
+        markup_=batch.markup_[mask_],
+        row=batch.row.filter(wanted),
+        id=batch.id.filter(wanted),
+        url=batch.url.filter(wanted),
+        digest=batch.digest.filter(wanted),
+    )
 
 
 def oracle_sample(documents: int, least: int) -> set[int]:
@@ -160,34 +254,23 @@ def oracle_sample(documents: int, least: int) -> set[int]:
     return {i * documents // count for i in range(count)}
 
 
-def _survivors(
-    root: RunRoot, config: CorpusConfig, source: str, key: str, survivors: npt.NDArray[np.uint32]
-) -> Iterator[_Survivor]:
-    digest_ = np.load(root.digests(source, key), allow_pickle=False, mmap_mode="r") if len(survivors) else None
-    if digest_ is None:
-        return
-    heldout_ = heldout_mask(np.asarray(digest_), config.heldout_one_in)
+def _batches(path: Path, survivors_: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
+    """The surviving documents of a filtered file, some megabytes at a time.
+
+    Yields:
+        The first one's number among the survivors, their rows in the file, and their records.
+    """
     first, index = 0, 0
-    with pq.ParquetFile(root.filtered(source, key), pre_buffer=False) as file:
-        for batch in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
-            inside = survivors[index : index + int(np.searchsorted(survivors[index:], first + batch.num_rows))]
-            records = batch.take(pa.array((inside - first).tolist(), type=pa.int64())).to_pylist()
-            for position, record in zip(inside.tolist(), records, strict=True):
-                yield _Survivor(
-                    index=index, digest=digest_[position].tobytes(), heldout=bool(heldout_[position]), **record
-                )
-                index += 1
-            first += batch.num_rows
-
-
-def _batches(documents: Iterator[_Survivor]) -> Iterator[list[_Survivor]]:
-    batch: list[_Survivor] = []
-    chars = 0
-    for document in documents:
-        batch.append(document)
-        chars += len(document.text)
-        if chars >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, chars = [], 0
-    if batch:
-        yield batch
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        for read in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
+            last = int(np.searchsorted(survivors_, first + read.num_rows))
+            position_ = survivors_[index:last].astype(np.int64)
+            records = read if len(position_) == read.num_rows else read.take(pa.array(position_ - first))
+            first += read.num_rows
+            size_ = pc.binary_length(records.column("text")).to_numpy(zero_copy_only=False)
+            part_ = (np.cumsum(size_) - size_) // BATCH_BYTES
+            borders = [0, *(np.flatnonzero(np.diff(part_)) + 1).tolist(), len(position_)]
+            for start, end in itertools.pairwise(borders):
+                if end > start:
+                    yield index + start, position_[start:end], records.slice(start, end - start)
+            index = last

@@ -1,30 +1,26 @@
-"""The tokenizer: pinned by its hash or trained on the corpus, and how it encodes.
+"""The tokenizer: pinned by its hash or trained on the corpus.
 
-Added tokens are stripped from a copy of tokenizer.json before anything is encoded, so that markup in
-a document (`<|endoftext|>`) stays text. The engine is fastokens, some 60 times as fast as its
-oracle, the library `tokenizers`; where fastokens does not take the file, `tokenizers` does the work.
-Loading Qwen3's file costs about three seconds a process; training on 8 million characters, ten.
+Either way the run root gets its tokenizer.json, with a stamp; `encoder` encodes with it. Training on
+8 million characters costs about ten seconds.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-# (pyarrow and fastokens ship no types)
+# (pyarrow ships no types)
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fastokens
 import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from model.errors import ConfigError, CorpusError, SourceError
 from model.files import sha256_bytes, sha256_file, write_bytes
 from rqwen3_pipeline.corpus.dedup import digest_text, heldout_mask
+from rqwen3_pipeline.corpus.encoder import EOS_TOKEN, Encoder
 from rqwen3_pipeline.corpus.hub import fetch_tokenizer
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import CorpusConfig
@@ -39,70 +35,19 @@ from rqwen3_pipeline.corpus.stamps import (
 )
 from rqwen3_pipeline.settings import RunRoot
 
-EOS_TOKEN = "<|endoftext|>"
+__all__ = [
+    "EOS_TOKEN",
+    "Encoder",
+    "load_encoder",
+    "make_tokenizer",
+    "pin_tokenizer",
+    "tokenizer_inputs",
+    "train_tokenizer",
+]
+
 READ_ROWS = 128
 SAMPLE_CHARS = 8_000_000
 """Characters that a tokenizer is trained on, divided among the sources by their shares."""
-
-Ids = npt.NDArray[np.uint32]
-
-
-class Encoder:
-    """A tokenizer.json without its added tokens, as engine and as oracle."""
-
-    def __init__(self, data: bytes) -> None:
-        """Load the file's content.
-
-        Raises:
-            CorpusError: it is no tokenizer.json, or has no end-of-text token.
-        """
-        self.sha256: str = sha256_bytes(data)
-        try:
-            whole = Tokenizer.from_str(data.decode("utf-8"))
-            content = json.loads(data)
-        except Exception as error:
-            raise CorpusError(f"tokenizer.json is not readable ({error}). Pin or train it again.") from error
-        eos_id = whole.token_to_id(EOS_TOKEN)
-        if eos_id is None:
-            raise CorpusError(f"tokenizer.json has no token {EOS_TOKEN}, which ends each document. Use another file.")
-        self.eos_id: int = eos_id
-        self.vocab_size: int = 1 + max(whole.get_vocab(with_added_tokens=True).values())
-        plain = json.dumps(content | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None})
-        self._oracle = Tokenizer.from_str(plain)
-        try:
-            self._engine: Any = fastokens.Tokenizer.from_json_str(plain)
-        except Exception:  # whatever it can't take, the oracle can
-            self._engine = None
-
-    @property
-    def engine(self) -> str:
-        """Name of the library that encodes."""
-        return "tokenizers" if self._engine is None else "fastokens"
-
-    def encode(self, texts: list[str]) -> list[Ids]:
-        """The ids of each text, uint32, without an end-of-text id.
-
-        Raises:
-            CorpusError: an id is not below `vocab_size`, or is the end-of-text id.
-        """
-        if self._engine is None:
-            arrays = self.encode_by_oracle(texts)
-        else:
-            flat, offsets = self._engine.encode_batch_flat(texts)
-            ids_, offset_ = np.frombuffer(flat, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(np.int64)
-            arrays = [ids_[offset_[i] : offset_[i + 1]] for i in range(len(texts))]
-        for array in arrays:
-            if array.size and (int(array.max()) >= self.vocab_size or bool((array == self.eos_id).any())):
-                raise CorpusError(
-                    f"{self.engine}: a document got the id {int(array.max())}; ids must be below {self.vocab_size} and "
-                    f"not {self.eos_id}, the end of text. Report this with the tokenizer.json."
-                )
-        return arrays
-
-    def encode_by_oracle(self, texts: list[str]) -> list[Ids]:
-        """The same by the reference library."""
-        encodings = self._oracle.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
 @functools.lru_cache(maxsize=2)
@@ -134,7 +79,7 @@ def pin_tokenizer(root: RunRoot, config: CorpusConfig, file: Path | None, rebuil
         rebuild: replace one that other settings made.
 
     Returns:
-        The report: `kind`, `sha256`, `vocab_size`, `eos_id`, `engine`.
+        The report: `kind`, `sha256`, `vocab_size`, `eos_id`.
 
     Raises:
         SourceError: there is no such file and the Hub can't be reached, or its SHA-256 is another.
@@ -169,6 +114,7 @@ def _install(
     report: dict[str, Any],
 ) -> dict[str, Any]:
     encoder = Encoder(data)
+    encoder.check_against_library(data)
     if encoder.vocab_size > config.embedding_rows:
         raise ConfigError(
             f"the tokenizer has {encoder.vocab_size} ids, model.vocab_size = {config.embedding_rows}: "
@@ -177,7 +123,7 @@ def _install(
     begin(stamp_path(root.tokenizer), root.tokenizer)
     write_bytes(root.tokenizer, data)
     facts: dict[str, Any] = {"kind": config.tokenizer.kind, "sha256": encoder.sha256}
-    facts |= {"vocab_size": encoder.vocab_size, "eos_id": encoder.eos_id, "engine": encoder.engine}
+    facts |= {"vocab_size": encoder.vocab_size, "eos_id": encoder.eos_id}
     stamp = write_stamp(
         root,
         stamp_path(root.tokenizer),
