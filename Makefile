@@ -12,7 +12,7 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture bench-launcher clean
+.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture bench-launcher bench-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -51,6 +51,9 @@ bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward s
 
 bench-dedup: develop  ## memory and time of deduplicating 20 and 50 million digests: MILLIONS="2 5" takes fewer
 	@$(PY) -m bench.dedup $(if $(MILLIONS),--millions $(MILLIONS))
+
+bench-corpus: develop  ## corpus speed against datatrove and the tokenizer alone: ROUNDS=5 TOKENIZER=FILE
+	@$(PY) -m bench.corpus --rounds $(or $(ROUNDS),3) $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
 
 bench-model: develop  ## step time and memory of the model against transformers; on a GPU tokens/s and MFU: PAIRS=9
 	@$(PY) -m bench.model --pairs $(or $(PAIRS),7)
