@@ -76,7 +76,7 @@ def test_survivors_of_a_source_that_keeps_too_little_over_all_files_are_refused(
     config, lock = one_source("textbooks", *files, min_share_kept=0.5)
     for stage in ("raw", "filtered", "digests"):
         run_stage(stage, root, config, lock, items_of(stage, config, lock))
-    with pytest.raises(SourceError, match=r"textbooks \(all its files\): 2 of 122 rows kept"):
+    with pytest.raises(SourceError, match=r"textbooks \(2 of 2 files\): 2 of 122 rows kept"):
         find_survivors(root, config, lock, "textbooks")
 
 
