@@ -10,6 +10,7 @@ listing has many pages), once per lock.
 # (datasets ships no complete types)
 
 import difflib
+import logging
 import re
 import tempfile
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ def _resolve(source: str, hub: HubSource) -> tuple[Pin, list[str]]:
     from huggingface_hub import HfApi
 
     datasets.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)  # a data set without a card is no news
     asked = hub.revision
     try:
         commit = str(HfApi().dataset_info(hub.dataset, revision=hub.revision).sha)

@@ -136,9 +136,9 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "rqwen3_pipeline.cli", *words]
 
 
-def rqwen3(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def rqwen3(env: dict[str, str], *words: str, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
     """Run `rqwen3 …` to its end."""
-    return subprocess.run(command(*words), env=env, capture_output=True, text=True, check=False, timeout=250)
+    return subprocess.run(command(*words), env=env, capture_output=True, text=True, check=False, timeout=timeout_s)
 
 
 def published(hub: LoopbackHub, dataset: str) -> dict[str, bytes]:
