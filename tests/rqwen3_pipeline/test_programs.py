@@ -50,10 +50,11 @@ def test_tail_of_an_appended_log_shows_only_this_run(program, tmp_path):
     assert tail(log, len("earlier\n")) == "now"
 
 
-def test_parent_interrupted_asks_the_child_and_waits_for_it(program, tmp_path):
+@pytest.mark.parametrize("interrupts", [1, 3])
+def test_parent_interrupted_asks_the_child_and_waits_for_it(program, tmp_path, interrupts):
     module = program(
         "import signal, sys, time\n"
-        "def stop(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(75)\n"
+        "def stop(*_):\n    print('saving', flush=True); time.sleep(1.5); print('saved', flush=True); sys.exit(75)\n"
         "signal.signal(signal.SIGTERM, stop); print('ready', flush=True); time.sleep(60)\n"
     )
     log = tmp_path / "log"
@@ -64,6 +65,10 @@ def test_parent_interrupted_asks_the_child_and_waits_for_it(program, tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, env=os.environ)
     wait_for(log, "ready")
     parent.send_signal(signal.SIGINT)
+    wait_for(log, "saving")
+    for _ in range(interrupts - 1):
+        parent.send_signal(signal.SIGINT)
+        time.sleep(0.2)
     parent.wait(timeout=30)
     assert "saved" in log.read_text()
 
