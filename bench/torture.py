@@ -46,7 +46,7 @@ SIGNALS = (
 SECOND_AFTER_S = 0.2
 COMPILE_KILLS = 6
 COLD_ONE_IN = 8
-LIVES_PER_KILL = 12
+LIVES_PER_KILL = 40
 """Lives that may miss one phase before the campaign gives up."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 VERDICT = Path(__file__).with_name("torture_verdict.py")
