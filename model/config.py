@@ -206,6 +206,9 @@ class TrainConfig:
     """Begin on hardware that this run has not seen with a step, an evaluation and a save at full shape, thrown away."""
     lead_s: float = 300.0
     """Seconds before the deadline at which the trainer begins to save, at most a third of the limit."""
+    mirror: str = ""
+    """Where the curve is shown beside `metrics.jsonl`: `tensorboard`, `wandb` (offline) or `trackio`, each a package
+    to install, or nowhere."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     parallel: str = "ddp"
@@ -249,6 +252,10 @@ class TrainConfig:
         )
         _require(
             self.device in ("auto", "cpu", "cuda"), f"training.device = {self.device!r} is none of auto, cpu, cuda"
+        )
+        mirrors = ("", "tensorboard", "wandb", "trackio")
+        _require(
+            self.mirror in mirrors, f"training.mirror = {self.mirror!r} is none of {', '.join(map(repr, mirrors))}"
         )
         _require(self.parallel in ("ddp", "fsdp"), f"training.parallel = {self.parallel!r} is none of ddp, fsdp")
 

@@ -3,6 +3,8 @@
 Also the speed that a line reports, over the current log interval and over the whole submission.
 """
 
+from typing import Any
+
 from model.config import RunConfig
 from model.distributed import first_process
 from model.memory import plan_memory
@@ -19,6 +21,15 @@ def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def heldout_line(step: int, total: dict[str, Any]) -> str:
+    """Held-out loss and bits per byte over all sources, each with its standard error by document."""
+    loss, bits = (
+        f"{total[name]:.4f}" + ("" if total[f"{name}_stderr"] is None else f" ± {total[f'{name}_stderr']:.4f}")
+        for name in ("loss", "bits_per_byte")
+    )
+    return f"held-out at step {step:,}: loss {loss}, {bits} bits per byte ({total['documents']:,} documents)"
 
 
 def introduce(run: RunConfig, session: TrainSession, threads: int) -> None:

@@ -11,6 +11,8 @@ import os
 import platform
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,6 +25,7 @@ from torch import nn
 from model.distributed import Team, whole_tensor
 from model.files import append_jsonl, read_jsonl
 from model.gpus import gpu_of_device
+from model.mirror import Mirror, scalars
 
 HISTOGRAM_BINS = 32
 
@@ -44,10 +47,31 @@ class RunLog:
         """Write in `run_dir`, in the name of `attempt`; of a team only the first rank writes."""
         self.run_dir, self.team = run_dir, team or Team()
         self._stamp = dataclasses.asdict(attempt)
+        self._mirror: Mirror | None = None
+
+    def show(self, mirror: Mirror | None) -> None:
+        """Show the curve there too from now on."""
+        self._mirror = mirror
+
+    def close(self) -> None:
+        """Write out what the mirror has not written yet."""
+        self._in_mirror(lambda mirror: mirror.close())
+        self._mirror = None
+
+    def _in_mirror(self, work: Callable[[Mirror], None]) -> None:
+        """Do something with the mirror, if there is one: it fails aloud, and no training fails with it."""
+        try:
+            if self._mirror is not None:
+                work(self._mirror)
+        except Exception as error:
+            print(f"warning: the mirror of the metrics failed and is given up: {error!r}", file=sys.stderr, flush=True)
+            self._mirror = None
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         if self.team.first:
             append_jsonl(self.run_dir / name, {**finite(record), **self._stamp, "time": now()})
+            if values := scalars(finite(record)):
+                self._in_mirror(lambda mirror: mirror.add(int(record["step"]), values))
 
     def train(self, record: dict[str, Any]) -> None:
         """One training line."""

@@ -29,6 +29,7 @@ FREE_KEYS = frozenset(
         "background_save",
         "dry_step",
         "lead_s",
+        "mirror",
         "device",
         "parallel",
         "compile",

@@ -5,6 +5,7 @@ was trained. What a stopped submission left undone (an evaluation, a sample) the
 is begun that would not end in time, by the longest that it took before.
 """
 
+import math
 import time
 import traceback
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ from typing import Any
 from model import checkpoint, dry_step, lock, metrics, phases
 from model.bits_per_byte import heldout_streams
 from model.config import RunConfig, load_run_config
-from model.console import Pace, clock, introduce, say
+from model.console import Pace, clock, heldout_line, introduce, say
 from model.distributed import Team, join, leave
+from model.environment import write_environment
 from model.errors import CheckpointError, LockHeldError, OutOfMemory, RQwen3Error, TrainingError
 from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
 from model.ledger import killed_record
 from model.memory import checkpoint_bytes
 from model.metrics import Attempt, RunLog
+from model.mirror import open_mirror, require_package
 from model.preemption import StopWatch
 from model.run_config_guard import keep_config
 from model.saver import Saver, SaveReport
@@ -113,6 +116,7 @@ class _Trainer:
             self._failed(error)
             raise
         finally:
+            self.log.close()
             if self.session is not None:
                 self.session.close()
         code = EXIT_FINISHED if reason == "finished" else EXIT_CONTINUE
@@ -155,11 +159,20 @@ class _Trainer:
             self._dry_step(session)
         with phases.within("resume"):
             self._resume(session)
+        self.team.first_does(lambda: self._open_records(session))
         introduce(self.run_config, session, threads)
         return session
 
+    def _open_records(self, session: TrainSession) -> None:
+        run_dir = self.submission.run_dir
+        write_environment(run_dir, self.submission.attempt, session.device)
+        if self.config.mirror:
+            self.log.show(open_mirror(self.config.mirror, run_dir, self.run_config.name, session.step))
+
     def _prepare_folder(self) -> None:
         run_dir = self.submission.run_dir
+        if self.config.mirror:
+            require_package(self.config.mirror)
         keep_config(self.submission.config, run_dir / "config.toml", self.run_config)
         for folder in (run_dir, self.folder):
             sweep_temporaries(folder)
@@ -271,9 +284,11 @@ class _Trainer:
             }
         )
         eta_s = self.pace.mean_step_s() * (self.config.max_steps - step)
+        left_s = self.stop.seconds_left()
+        left = f"  this submission {clock(max(0.0, left_s))} more" if math.isfinite(left_s) else ""
         say(
             f"step {step:>6,}/{self.config.max_steps:,}  loss {result.loss:.4f}  lr {result.learning_rate:.2e}  "
-            f"grad {result.grad_norm:.2f}  {tokens_per_s:,.0f} tokens/s  ETA {clock(eta_s)}"
+            f"grad {result.grad_norm:.2f}  {tokens_per_s:,.0f} tokens/s  ETA {clock(eta_s)}{left}"
         )
         self.pace.begin_interval()
 
@@ -316,7 +331,7 @@ class _Trainer:
             return
         self.log.heldout(session.step, scores)
         total = scores["all"]
-        say(f"held-out at step {session.step:,}: loss {total['loss']:.4f}, {total['bits_per_byte']:.4f} bits per byte")
+        say(heldout_line(session.step, total))
 
     def _sample(self, session: TrainSession) -> None:
         if self.stop.should_stop():
