@@ -37,6 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--job-alive-command", help="called with a job id: exit code 0 alive, 1 gone, else unknown")
     parser.add_argument("--until-step", type=int, help="save and stop after this step")
     parser.add_argument("--verify-data", action="store_true", help="hash every shard before the first step")
+    parser.add_argument("--accept-other-data", action="store_true", help="go on with another manifest than before")
     parser.add_argument(
         "--phases", type=Path, metavar="FILE", help="append a line for each phase entered: where it hangs"
     )
@@ -91,6 +92,7 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
         until_step=options.until_step,
         job_alive_command=options.job_alive_command,
         verify_data=options.verify_data,
+        accept_other_data=options.accept_other_data,
     )
     if options.dry_run is not None:
         return dry_run(submission, options.dry_run, stop)

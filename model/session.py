@@ -243,18 +243,25 @@ class TrainSession:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         return {"cpu": _encode(torch.get_rng_state()), "cuda": None if cuda is None else _encode(cuda)}
 
-    def restore(self, saved: SavedCheckpoint) -> None:
+    def restore(self, saved: SavedCheckpoint, *, other_data: bool = False) -> None:
         """Continue from a checkpoint.
+
+        Args:
+            saved: the checkpoint.
+            other_data: accept one that was trained on another manifest, aloud.
 
         Raises:
             CheckpointError: it does not fit the configuration or the data.
         """
         seen, mine = saved.sidecar.get("data_fingerprint"), self.windows.manifest.sha256
         if seen != mine:
-            raise CheckpointError(
-                f"{saved.path}: was trained on the manifest {str(seen)[:12]}…, this one is {mine[:12]}…. "
-                "Give the manifest it was trained on, or another run.name for a new experiment."
-            )
+            told = f"{saved.path}: was trained on the manifest {str(seen)[:12]}…, this one is {mine[:12]}…."
+            if not other_data:
+                raise CheckpointError(
+                    f"{told} Give the manifest it was trained on, or another run.name for a new experiment, or go on "
+                    "with other data on purpose: --accept-other-data"
+                )
+            warn(f"{told} Going on with it as told: windows may be repeated or missed.")
         state = load(saved.path)
         load_weights(self.model, spread_weights(state["model_state_dict"], self.model), str(saved.path))
         self.optimizer.load_state_dict(spread_moments(state["optimizer_state_dict"], self.optimizer))

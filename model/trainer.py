@@ -55,6 +55,8 @@ class Submission:
     """Answers whether the job of a lock's holder lives."""
     verify_data: bool = False
     """Hash every shard before the first step, however large the corpus."""
+    accept_other_data: bool = False
+    """Go on although the checkpoint was trained on another manifest."""
 
 
 def run_submission(submission: Submission, stop: StopWatch) -> int:
@@ -196,8 +198,9 @@ class _Trainer:
         if saved is None:
             say(f"no checkpoint in {self.folder}: starting from step 0")
         else:
-            session.restore(saved)
-            checkpoint.prune(self.folder, self.config, saved)  # of which a kill may have deprived it
+            session.restore(saved, other_data=self.submission.accept_other_data)
+            # of which a kill may have deprived it
+            self.team.first_does(lambda: checkpoint.prune(self.folder, self.config, saved))
             say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
         self.team.first_does(lambda: self.lock.update(from_step=session.step))

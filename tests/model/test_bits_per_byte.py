@@ -9,6 +9,7 @@ import torch
 from model.bits_per_byte import HeldoutStream, document_losses, heldout_scores, heldout_streams, score
 from model.config import CoreConfig
 from model.errors import CorpusError
+from model.loss import IGNORE
 from model.rqwen3 import RQwen3
 from model.shard_format import docs_path
 
@@ -140,3 +141,31 @@ def test_document_table_that_does_not_fit_or_is_missing_is_refused(tiny) -> None
     path.unlink()
     with pytest.raises(CorpusError, match="document table of a held-out shard is missing"):
         heldout_streams(tiny.manifest, 10**9)
+
+
+class Counting(torch.nn.Module):
+    """A model whose loss is 1 for every counted target, told by how often it was asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head = torch.nn.Linear(1, 1)
+
+    def token_losses(self, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        return (targets_BT != IGNORE).float()
+
+
+@pytest.mark.parametrize("length", [1, 2, 8191, 8192, 8193, 8194, 12289, 20000])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_target_counts_once_at_the_borders_of_a_context(length: int, batch: int) -> None:
+    given = stream([length, 3])
+    result = document_losses(Counting(), given, 8192, batch)  # pyright: ignore[reportArgumentType]
+    assert result is not None
+    assert result[0].tolist() == [length, 3]
+
+
+def test_tokenizer_of_another_vocabulary_than_the_shards_is_refused(tiny) -> None:
+    data = json.loads(tiny.manifest_path.read_text())
+    data["tokenizer"]["vocab_size"] = 260
+    tiny.manifest_path.write_text(json.dumps(data))
+    with pytest.raises(CorpusError, match=r"tokenizer\.json: this tokenizer has 257 ids, the shards .* one of 260"):
+        heldout_streams(tiny.manifest, 1000)

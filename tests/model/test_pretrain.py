@@ -197,6 +197,19 @@ def test_micro_batch_and_accumulation_move_no_sample(make_run) -> None:
     assert difference.abs().max() < 1e-4
 
 
+def test_other_micro_batches_in_mid_run_lose_the_same(make_run) -> None:
+    straight, mixed = make_run("straight"), make_run("mixed")
+    for run in (straight, mixed):
+        run.set(micro_batch_size=2, accumulation=4)
+    assert train(straight) == 0
+    assert train(mixed, "--until-step", "5") == 75
+    mixed.set(micro_batch_size=4, accumulation=2)
+    assert train(mixed, submission=2) == 0
+    difference = torch.tensor(final(mixed)["loss_history"]) - torch.tensor(final(straight)["loss_history"])
+    assert difference.abs().max() < 1e-5
+    assert final(mixed)["data_offset"] == final(straight)["data_offset"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "code"),
     [("learning_rate", 2e-2, 2), ("max_steps", 40, 2), ("n_layer", 3, 2), ("save_every_steps", 3, 75)],
@@ -216,6 +229,15 @@ def test_another_corpus_is_refused(tiny, capsys) -> None:
     tiny.manifest_path.write_text(json.dumps({**data, "extra": 1}))
     assert train(tiny, submission=2) == 1
     assert "was trained on the manifest" in capsys.readouterr().err
+
+
+def test_another_corpus_is_taken_aloud_where_that_is_meant(tiny, capsys) -> None:
+    assert train(tiny, "--until-step", "2") == 75
+    data = json.loads(tiny.manifest_path.read_text())
+    tiny.manifest_path.write_text(json.dumps({**data, "extra": 1}))
+    assert train(tiny, "--accept-other-data", "--until-step", "4", submission=2) == 75
+    assert "Going on with it as told" in capsys.readouterr().err
+    assert train(tiny, "--until-step", "5", submission=3) == 75  # what it goes on with is now its own
 
 
 def test_damaged_shard_is_refused_before_the_first_step(tiny, capsys) -> None:
