@@ -293,6 +293,11 @@ class RunConfig:
             f"training.seq_len = {self.training.seq_len} exceeds model.max_seq_len = {self.model.max_seq_len}",
         )
 
+    def resolved(self) -> dict[str, Any]:
+        """Every value in force, the defaults too, section by section."""
+        known = {"model": dataclasses.asdict(self.model), "training": dataclasses.asdict(self.training)}
+        return {**self.sections, **known}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RunSection:

@@ -1,6 +1,8 @@
 """Train: one submission of a run, from its newest good checkpoint to the end, or to the clock.
 
-    python -m model.pretrain --config FILE --manifest FILE --run-dir DIR --submission N --attempt K
+    python -m model.pretrain --config configs/smoke.toml
+
+needs neither Dagster nor SLURM, only the corpus (`rqwen3 --profile smoke corpus build`).
 
 On several GPUs or nodes: python -m model.launch, or torchrun, with the same words behind its own.
 Exit codes: 0 finished, 75 saved and to be continued, 73 another holds the lock, others failed. The
@@ -27,8 +29,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m model.pretrain", description="Train one submission of a run.")
     parser.add_argument("--config", type=Path, required=True, help="the run's TOML file")
-    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the corpus")
-    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the experiment")
+    parser.add_argument("--manifest", type=Path, help="manifest.json of the corpus [in var/<the config's name>]")
+    parser.add_argument("--run-dir", type=Path, help="folder of the experiment [in experiments/ beside it]")
     parser.add_argument("--submission", type=int, default=1, help="number of this slice of the run, from 1")
     parser.add_argument("--attempt", type=int, default=1, help="number of the attempt at it, from 1")
     parser.add_argument("--time-limit-s", type=float, help="seconds until the job ends, counted from now")
@@ -83,11 +85,15 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
     from model.metrics import Attempt
     from model.trainer import Submission, run_submission
 
-    stop.lead_s = load_run_config(options.config).training.lead_s
+    run = load_run_config(options.config)
+    stop.lead_s = run.training.lead_s
+    home = Path(os.environ.get("RQWEN3_HOME") or Path("var", options.config.stem))
+    manifest = options.manifest or home / "manifest.json"
+    run_dir = options.run_dir or manifest.parent / "experiments" / run.name
     submission = Submission(
         config=options.config.absolute(),
-        manifest=options.manifest.absolute(),
-        run_dir=options.run_dir.absolute(),
+        manifest=manifest.absolute(),
+        run_dir=run_dir.absolute(),
         attempt=Attempt(submission=options.submission, attempt=options.attempt),
         until_step=options.until_step,
         job_alive_command=options.job_alive_command,

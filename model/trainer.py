@@ -305,7 +305,7 @@ class _Trainer:
         phases.enter("snapshot", session.step, synchronous=not background)
         sidecar = {
             **self.provenance,
-            "config": self.run_config.sections,
+            "config": self.run_config.resolved(),
             "data_fingerprint": self.manifest.sha256,
             "rng": session.random_state(),
             "compiled": session.compiled,

@@ -346,3 +346,11 @@ def test_stop_before_the_first_step_saves_nothing_and_may_go_on(tiny) -> None:
     stamp = (tiny.checkpoints / "step_4.pt").stat().st_mtime_ns
     assert train(tiny, "--stop-file", str(tiny.root / "STOP"), submission=3) == 75
     assert (tiny.checkpoints / "step_4.pt").stat().st_mtime_ns == stamp
+
+
+def test_configuration_alone_finds_corpus_and_folder_and_is_kept_whole(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RQWEN3_HOME", str(tiny.root))
+    assert pretrain.main(["--config", str(tiny.config_path), "--until-step", "1"]) == 75
+    sidecar = json.loads((tiny.checkpoints / "step_1.json").read_text())
+    assert sidecar["config"]["training"]["beta2"] == 0.999  # a default, which the file does not name
+    assert sidecar["config"]["model"]["vocab_size"] == 272
