@@ -1,0 +1,61 @@
+"""What every command of `rqwen3` begins with: the settings in force; and how errors end it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from model.errors import RQwen3Error
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Group(click.Group):
+    """Turns the project's errors into one sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("rqwen3: stopped. The same command goes on from here.", err=True)
+            ctx.exit(130)
+        except RQwen3Error as error:
+            click.echo(f"rqwen3: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except OSError as error:
+            from model.files import why_not_written
+
+            words = why_not_written(error, Path(error.filename or "."))
+            if words is None:
+                raise
+            click.echo(f"rqwen3: {words}", err=True)
+            ctx.exit(1)
+        except ModuleNotFoundError as error:
+            click.echo(f"rqwen3: the package {error.name} is not installed. Run: make install", err=True)
+            ctx.exit(1)
+
+
+def settings_of(ctx: click.Context, **more: Any) -> Any:
+    """Settings from the environment and the flags; also exported, for the assets and for child processes."""
+    import os
+
+    from pydantic import ValidationError
+
+    from model.errors import ConfigError
+    from rqwen3_pipeline.settings import Settings
+
+    flags = {**ctx.obj, **{key: value for key, value in more.items() if value is not None}}
+    try:
+        settings = Settings(**flags)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = "_".join(str(part) for part in problem["loc"]).upper()
+        raise ConfigError(f"RQWEN3_{name} = {problem['input']!r}: {problem['msg']}") from error
+    os.environ["RQWEN3_PROFILE"] = str(settings.config_path)
+    os.environ["RQWEN3_HOME"] = str(settings.root.path)
+    for key, value in (("WORKERS", settings.workers), ("SOURCES", settings.sources), ("TOKENIZER", settings.tokenizer)):
+        if value is not None:
+            os.environ[f"RQWEN3_{key}"] = str(value)
+    return settings
