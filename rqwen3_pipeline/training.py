@@ -36,6 +36,8 @@ class SubmissionsConfig:
     cut_first_at: float = 0.0
     """For demonstrations: the first submission gets so little time that it ends at about this share of the run."""
 
+    first_until_step: int = 0
+    """For tests: the first submission stops, saved, after this step, whatever the clock says; 0 is none."""
     retries: int = 3
     """Further attempts at a submission whose job is lost, and attempts in a row that may save nothing new."""
     back_off_s: float = 60.0
@@ -44,13 +46,13 @@ class SubmissionsConfig:
     """Submissions in a row that trained and saved nothing new, after which the chain stops."""
 
     def __post_init__(self) -> None:
-        if self.time_limit_s < 0 or not 0 <= self.cut_first_at < 1:
-            raise ConfigError("submissions.time_limit_s must not be negative, submissions.cut_first_at lie in [0, 1)")
-        if self.retries < 0 or self.back_off_s < 0 or self.idle_slices < 1:
-            raise ConfigError(
-                "submissions.retries and submissions.back_off_s must not be negative, submissions.idle_slices at "
-                "least 1"
-            )
+        if not 0 <= self.cut_first_at < 1:
+            raise ConfigError(f"submissions.cut_first_at = {self.cut_first_at} must lie in [0, 1)")
+        for name in ("time_limit_s", "first_until_step", "retries", "back_off_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"submissions.{name} = {getattr(self, name)} must not be negative")
+        if self.idle_slices < 1:
+            raise ConfigError(f"submissions.idle_slices = {self.idle_slices} must be at least 1")
 
 
 def submissions_config(run: RunConfig) -> SubmissionsConfig:
@@ -149,10 +151,11 @@ def run_submission(
     record = record_of(root, run.name, number)
     if record is None:
         attempt = attempt or 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
-        limit_s = time_limit_s or submissions_config(run).time_limit_s
-        of_job, limit_s = job_arguments(os.environ, limit_s)
-        arguments = [*pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt]
-        arguments += [*of_job, *(["--time-limit-s", limit_s] if limit_s else [])]
+        config = submissions_config(run)
+        of_job, limit_s = job_arguments(os.environ, time_limit_s or config.time_limit_s)
+        arguments = [*pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt, *of_job]
+        arguments += ["--time-limit-s", limit_s] if limit_s else []
+        arguments += ["--until-step", config.first_until_step] if number == 1 and config.first_until_step else []
         with Progress(f"training {submission_key(run.name, number)}", run.training.max_steps, "steps") as progress:
             watch = _Watch(folder / "metrics.jsonl", progress, say, say_every_s)
             run_program(
