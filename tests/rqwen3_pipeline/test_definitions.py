@@ -58,7 +58,16 @@ def test_definitions_are_loadable_as_a_whole():
 
 
 def test_asset_keys_are_the_contract():
-    expected = {"source_lock", "tokenizer", "manifest", "preflight", "submissions", "final_checkpoint", "comparison"}
+    expected = {
+        "source_lock",
+        "tokenizer",
+        "manifest",
+        "preflight",
+        "submissions",
+        "final_checkpoint",
+        "comparison",
+        "submission_scores",
+    }
     expected |= {"export", "eval_scores", "evidence_report"}
     expected |= {
         f"{name}/{s}" for s in SOURCES for name in ("raw_files", "filtered_documents", "digests", "token_shards")
