@@ -60,7 +60,7 @@ def export(ctx: click.Context, checkpoint: Path | None, dtype: str, out: Path | 
 @click.option("--checkpoint", type=FILE, help="A .pt file with its sidecar. [the run's final, else newest]")
 @click.option("--weights", type=FOLDER, help="A published folder or an export, instead of a checkpoint.")
 @click.option("--task", "named", multiple=True, metavar="NAME", help="Only this benchmark; may be given several times.")
-@click.option("--data", type=FOLDER, help="The benchmarks' folder. [RQWEN3_BENCHMARKS, benchmarks/ in the run root]")
+@click.option("--data", type=FOLDER, help="The benchmarks' folder. [benchmarks/ in the run root]")
 @click.option("--out", type=FOLDER, help="The folder of the scores. [evaluations/ in the run root]")
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many questions; the scores say so.")
 @click.option("--batch", type=click.IntRange(1), help="Sequences per forward pass. [8]")

@@ -49,7 +49,7 @@ def export_checkpoint(
 def prefetch(settings: Settings, named: Sequence[str], data: Path | None) -> int:
     """Bring the benchmarks into the data folder, for nodes without a network; returns the exit code."""
     tasks = ",".join(_tasks(settings, named))
-    return _run("model.benchmark_data", ["--data", data or settings.benchmark_data, "--tasks", tasks])
+    return _run("model.benchmark_data", ["--data", data or settings.root.benchmarks, "--tasks", tasks])
 
 
 def score(
@@ -69,7 +69,7 @@ def score(
     """
     root, run = settings.root, settings.run_config
     limited = f"first-{options['limit']}" if options.get("limit") else ""  # never in place of whole scores
-    arguments: list[str | Path] = ["--data", data or settings.benchmark_data]
+    arguments: list[str | Path] = ["--data", data or settings.root.benchmarks]
     arguments += ["--tasks", ",".join(_tasks(settings, named))]
     if weights is not None:
         way = f"{weights.resolve().name}-{options.get('through') or 'own'}"

@@ -47,8 +47,6 @@ class Settings(BaseSettings):
     """The tokenizer.json to pin, where the profile pins one."""
     workers: int = Field(default=2, ge=1, le=1024)
     """Processes that build the corpus side by side."""
-    benchmarks: Path | None = None
-    """A folder of the benchmarks in the Hub's columns; `benchmarks` in the run root by default."""
     hub_patience_s: float = Field(default=600.0, ge=0.0)
     """How long one request to the Hugging Face Hub is repeated, waits included, before it counts as failed."""
     notice_command: str = ""
@@ -66,7 +64,7 @@ class Settings(BaseSettings):
     postgres_url: SecretStr | None = None
     """The event store, where it can't be SQLite: `postgresql://user:password@host:port/name`."""
 
-    @field_validator("home", "sources", "tokenizer", "benchmarks", "cluster", "notice_file")
+    @field_validator("home", "sources", "tokenizer", "cluster", "notice_file")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return path.resolve() if path is not None else None
@@ -97,11 +95,6 @@ class Settings(BaseSettings):
         """The run root, absolute."""
         return RunRoot(self.home or (Path("var") / self.config_path.stem).resolve())
 
-    @property
-    def benchmark_data(self) -> Path:
-        """Where the benchmarks' files are."""
-        return self.benchmarks or self.root.path / "benchmarks"
-
 
 class RunRoot:
     """Every path below a run root. The names are contracts: tools outside the project read them."""
@@ -128,6 +121,11 @@ class RunRoot:
     def variations(self) -> Path:
         """Run roots of experiments that were made from one of this root's, by name."""
         return self.path / "variations.json"
+
+    @property
+    def benchmarks(self) -> Path:
+        """The benchmarks' rows, in the Hub's columns; may be a link to a folder that several run roots share."""
+        return self.path / "benchmarks"
 
     @property
     def dagster_home(self) -> Path:

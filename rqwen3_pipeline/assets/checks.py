@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from rqwen3_pipeline.assets.common import pipeline
+from rqwen3_pipeline.assets.contamination import free_of_benchmarks
 from rqwen3_pipeline.assets.manifest import manifest
 from rqwen3_pipeline.assets.submissions import final_checkpoint
 from rqwen3_pipeline.corpus.promises import PROMISES
@@ -50,4 +51,4 @@ def every_step_once() -> dg.AssetCheckResult:
     )
 
 
-checks = [corpus_promises, every_step_once]
+checks = [corpus_promises, free_of_benchmarks, every_step_once]

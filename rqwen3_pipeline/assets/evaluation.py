@@ -23,7 +23,7 @@ def eval_scores() -> dg.MaterializeResult:
     from rqwen3_pipeline.results import evaluate_model
 
     here = pipeline()
-    report = evaluate_model(here.root, here.run, here.settings.benchmark_data)
+    report = evaluate_model(here.root, here.run, here.root.benchmarks)
     return dg.MaterializeResult(metadata=metadata(report))
 
 
@@ -42,5 +42,5 @@ def submission_scores(context: dg.AssetExecutionContext) -> dg.MaterializeResult
 
     here = pipeline()
     number = parse_submission(context.partition_key, here.run.name)
-    report = score_submission(here.root, here.run, number, here.settings.benchmark_data)
+    report = score_submission(here.root, here.run, number, here.root.benchmarks)
     return dg.MaterializeResult(metadata=metadata(report))

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from model.errors import CorpusError, SourceError
 from model.files import atomic_path
+from rqwen3_pipeline.corpus.decontamination import question_inputs, read_questions
 from rqwen3_pipeline.corpus.documents import Document, read_documents
 from rqwen3_pipeline.corpus.fetch import raw_inputs
 from rqwen3_pipeline.corpus.lock import Lock
@@ -135,6 +136,8 @@ RULES: dict[str, Callable[[Document, SourceConfig], tuple[bool, str]]] = {
 }
 """The rule of each source."""
 
+Rule = Callable[[Document], tuple[bool, str]]
+
 
 @dataclass(slots=True)
 class Tally:
@@ -181,25 +184,47 @@ def require_share_kept(where: str, rows: int, kept: int, funnel: dict[str, int],
         )
 
 
-def filter_inputs(root: RunRoot, lock: Lock, source: str, key: str) -> dict[str, str]:
-    """The raw file as fetched.
+def rule_of(root: RunRoot, config: CorpusConfig, source: str) -> Rule:
+    """The source's rule, and behind it, where that is switched on, the search for benchmark questions.
 
     Raises:
-        CorpusError: it was not fetched, or what was fetched is not what is locked now.
+        CorpusError: benchmarks are to be looked for, and one is not at hand.
+    """
+    rule, settings, cleaning = RULES[source], config.sources[source], config.decontamination
+    if not cleaning.enabled:
+        return lambda document: rule(document, settings)
+    questions = read_questions(root, cleaning.benchmarks)
+
+    def judge(document: Document) -> tuple[bool, str]:
+        kept, reason = rule(document, settings)
+        if kept and questions.first_overlap(document.text) is not None:
+            return False, "contaminated"
+        return kept, reason
+
+    return judge
+
+
+def filter_inputs(root: RunRoot, config: CorpusConfig, lock: Lock, source: str, key: str) -> dict[str, str]:
+    """The raw file as fetched, and the benchmarks whose questions are removed.
+
+    Raises:
+        CorpusError: it was not fetched, or what was fetched is not what is locked now; or a benchmark is
+            not at hand.
     """
     file = lock.file(source, key)
     raw = root.raw(source, file.name)
     stamp = required_stamp(stamp_path(raw), f"{raw}", FETCH)
     if not matches(root, stamp, stamp.settings, raw_inputs(file)):
         raise CorpusError(f"{raw}: not the file that is locked now. Fetch it again: {FETCH}")
-    return input_of(root, stamp, raw)
+    cleaning = config.decontamination
+    return input_of(root, stamp, raw) | (question_inputs(root, cleaning.benchmarks) if cleaning.enabled else {})
 
 
 def filtered_report(root: RunRoot, config: CorpusConfig, lock: Lock, source: str, key: str) -> dict[str, Any] | None:
     """The report of a file that is filtered as this configuration would; None if it is not, or not yet."""
     try:
         stamp = read_stamp(stamp_path(root.filtered(source, key)))
-        inputs = filter_inputs(root, lock, source, key)
+        inputs = filter_inputs(root, config, lock, source, key)
     except CorpusError:
         return None
     if stamp is None or not matches(root, stamp, config.settings_for("filtered", source), inputs):
@@ -220,14 +245,14 @@ def filter_file(
         CorpusError: it was not fetched, or the output was made with other settings.
     """
     target, settings = root.filtered(source, key), config.settings_for("filtered", source)
-    inputs = filter_inputs(root, lock, source, key)
+    inputs = filter_inputs(root, config, lock, source, key)
     stamp = current(root, stamp_path(target), settings, inputs, rebuild)
     if stamp is None:
         begin(stamp_path(target), target)
         verify_inputs(root, inputs)
         raw, files = root.raw(source, lock.file(source, key).name), len(lock.files(source))
         with atomic_path(target) as temporary:
-            report = _write_kept(temporary, raw, source, config).report()
+            report = _write_kept(temporary, raw, source, config, rule_of(root, config, source)).report()
             if files == 1 or report["rows"] >= FLOOR_ROWS:
                 require_share_kept(str(raw), report["rows"], report["kept"], report["funnel"], config.min_share_kept)
         stamp = write_stamp(
@@ -242,16 +267,16 @@ def filter_file(
     return stamp.report
 
 
-def _write_kept(path: Path, raw: Path, source: str, config: CorpusConfig) -> Tally:
+def _write_kept(path: Path, raw: Path, source: str, config: CorpusConfig, rule: Rule) -> Tally:
     pa.set_memory_pool(pa.system_memory_pool())  # the others keep what one long row took
-    tally, rule, settings = Tally(), RULES[source], config.sources[source]
+    tally = Tally()
     rows: list[tuple[int, bytes, bytes, bytes]] = []
     size_bytes = 0
     with pq.ParquetWriter(
         path, FILTERED_SCHEMA, compression="zstd", write_statistics=False, use_dictionary=False
     ) as writer:
         for document in read_documents(raw, source, config):
-            kept, reason = rule(document, settings)
+            kept, reason = rule(document)
             tally.add(document, kept, reason)
             if kept:
                 rows.append((document.row, document.id.encode(), document.url.encode(), document.data))

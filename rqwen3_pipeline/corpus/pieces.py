@@ -83,7 +83,7 @@ def facts_of(
         file = lock.file(source, key)
         return stamp_path(root.raw(source, file.name)), config.settings_for("raw"), raw_inputs(file)
     if stage == "filtered":
-        path, inputs = root.filtered(source, key), filter_inputs(root, lock, source, key)
+        path, inputs = root.filtered(source, key), filter_inputs(root, config, lock, source, key)
         return stamp_path(path), config.settings_for("filtered", source), inputs
     if stage == "digests":
         filtered = root.filtered(source, key)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from model.errors import ConfigError, CorpusError
 from rqwen3_pipeline.corpus.documents import BUFFER_BYTES, Document, read_batches, read_documents
-from rqwen3_pipeline.corpus.filters import RULES, filtered_report
+from rqwen3_pipeline.corpus.filters import filtered_report, rule_of
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.pieces import is_current
 from rqwen3_pipeline.corpus.sources import CorpusConfig
@@ -85,22 +85,22 @@ def _funnels(root: RunRoot, config: CorpusConfig, lock: Lock, source: str) -> di
     for file in lock.files(source):
         if is_current("raw", root, config, lock, (source, file.key)):
             counts: dict[str, int] = {}
-            for _, reason in _judged(root.raw(source, file.name), source, config):
+            for _, reason in _judged(root, root.raw(source, file.name), source, config):
                 counts[reason] = counts.get(reason, 0) + 1
             return {file.key: counts}
     raise CorpusError(f"{root.path}: no file of {source} is fetched yet. Fetch it: {FETCH}")
 
 
-def _judged(path: Path, source: str, config: CorpusConfig) -> Iterator[tuple[Document, str]]:
-    rule, settings = RULES[source], config.sources[source]
-    return ((document, rule(document, settings)[1]) for document in read_documents(path, source, config))
+def _judged(root: RunRoot, path: Path, source: str, config: CorpusConfig) -> Iterator[tuple[Document, str]]:
+    rule = rule_of(root, config, source)
+    return ((document, rule(document)[1]) for document in read_documents(path, source, config))
 
 
 def _of_file(
     root: RunRoot, config: CorpusConfig, lock: Lock, source: str, key: str, reason: str, numbers: list[int]
 ) -> Iterator[Shown]:
     path = root.raw(source, lock.file(source, key).name)
-    matching = (document for document, why in _judged(path, source, config) if why == reason)
+    matching = (document for document, why in _judged(root, path, source, config) if why == reason)
     for number, document in enumerate(itertools.islice(matching, numbers[-1] + 1)):
         if number in numbers:
             raw = {} if document.text.strip() else _raw_row(path, document.row)

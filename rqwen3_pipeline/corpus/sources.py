@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
 
+from model.benchmarks import GROUPS as GROUPS_OF_BENCHMARKS
+from model.benchmarks import members
 from model.config import RunConfig, TrainConfig, build
 from model.errors import ConfigError
 from rqwen3_pipeline.corpus.hub_sources import HubSource, split_table
@@ -127,6 +129,22 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DecontaminationConfig:
+    """Whether documents that hold benchmark questions are removed."""
+
+    enabled: bool = False
+    """Remove them, with the reason `contaminated`; else they are only counted."""
+    benchmarks: tuple[str, ...] = GROUPS_OF_BENCHMARKS
+    """Whose questions."""
+
+    def __post_init__(self) -> None:
+        if not self.benchmarks:
+            raise ConfigError("data.decontamination.benchmarks is empty. Name some, or leave it out for all.")
+        for name in self.benchmarks:
+            members(name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _DataSection:
     origin: str = "hub"
     """`hub`, `folder`, or `python` for the demo's prose from the Python installation."""
@@ -169,6 +187,8 @@ class CorpusConfig:
     """`model.vocab_size`: every token id must be below it."""
     data: _DataSection = field(default_factory=_DataSection)
     """The plain keys of `[data]`."""
+    decontamination: DecontaminationConfig = field(default_factory=DecontaminationConfig)
+    """Whether benchmark questions are removed."""
     hub: dict[str, HubSource] = field(default_factory=dict[str, HubSource])
     """Where each source lives on the Hub."""
 
@@ -222,6 +242,8 @@ class CorpusConfig:
         if stage == "filtered":
             names = list(self.sources) if source is None else [source]
             limits = {name: _limits(self.sources[name]) for name in names}
+            if self.decontamination.enabled:  # which rows are looked for is an input, not a setting
+                settings["decontamination"] = list(self.decontamination.benchmarks)
             return settings | (limits if source is None else limits[source])
         if stage == "tokenizer":
             tokenizer = self.tokenizer
@@ -267,15 +289,19 @@ def corpus_config(run: RunConfig) -> CorpusConfig:
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
     tables: dict[str, Any] = {key: table[key] for key in table if key not in plain}
     tokenizer = build(TokenizerConfig, tables.pop("tokenizer", {}), "data.tokenizer")
+    cleaning = build(DecontaminationConfig, tables.pop("decontamination", {}), "data.decontamination")
     unknown = [name for name in tables if name not in SOURCES]
     if unknown:
-        raise ConfigError(f"[data.{unknown[0]}] is no source. Valid: {', '.join(SOURCES)}; and the table tokenizer.")
+        raise ConfigError(
+            f"[data.{unknown[0]}] is no source. Valid: {', '.join(SOURCES)}; and the tables tokenizer, decontamination."
+        )
     named: dict[str, Any] = tables or {name: {} for name in SOURCES}
     split = {name: split_table(name, named[name]) for name in SOURCES if name in named}
     return CorpusConfig(
         sources={name: _source(name, rest) for name, (_, rest) in split.items()},
         hub={name: hub for name, (hub, _) in split.items()},
         tokenizer=tokenizer,
+        decontamination=cleaning,
         embedding_rows=run.model.vocab_size,
         data=build(_DataSection, plain, "data"),
     )
