@@ -4,10 +4,40 @@ The record of a submission that could say goodbye comes from itself; that of a k
 what it left behind: the lock, its metrics, and the newest checkpoint that is whole (read once to verify it).
 """
 
+import errno
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from model import checkpoint, metrics
+from model.errors import DiskSpaceError, OutOfMemory, TrainingError
+from model.files import FULL
+
+NO_MEMORY = "DefaultCPUAllocator"
+"""In the message of the plain RuntimeError with which torch says that the machine's memory is used up."""
+
+
+def failure_reason(error: BaseException) -> str:
+    """The ledger's word for what ended a submission, by the error or what caused it.
+
+    Returns:
+        `out_of_memory`, `disk_full`, `non_finite`, or `error` for everything else.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OutOfMemory | torch.OutOfMemoryError | MemoryError):
+            return "out_of_memory"
+        if isinstance(seen, OSError) and seen.errno == errno.ENOMEM:
+            return "out_of_memory"
+        if isinstance(seen, RuntimeError) and NO_MEMORY in str(seen):
+            return "out_of_memory"
+        if isinstance(seen, DiskSpaceError) or (isinstance(seen, OSError) and seen.errno in FULL):
+            return "disk_full"
+        if isinstance(seen, TrainingError):
+            return "non_finite"
+        seen = seen.__cause__
+    return "error"
 
 
 def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from model.config import RunConfig, load_run_config
 from model.console import Pace, clock, heldout_line, introduce, say
 from model.distributed import Team, join, leave
 from model.environment import write_environment
-from model.errors import CheckpointError, LockHeldError, OutOfMemory, RQwen3Error, TrainingError
+from model.errors import CheckpointError, LockHeldError, RQwen3Error, TrainingError
 from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
-from model.ledger import killed_record
+from model.ledger import failure_reason, killed_record
 from model.memory import checkpoint_bytes
 from model.metrics import Attempt, RunLog
 from model.mirror import open_mirror, require_package
@@ -131,10 +131,9 @@ class _Trainer:
         """Let a save in the background end, then leave a record, as far as the disk allows."""
         if (why := self.saver.wait()) is not None:
             checkpoint.warn(why)
-        reasons = {TrainingError: "non_finite", OutOfMemory: "out_of_memory"}
         text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
         try:
-            self._record(reasons.get(type(error), "error"), getattr(error, "exit_code", EXIT_FAILED), text)
+            self._record(failure_reason(error), getattr(error, "exit_code", EXIT_FAILED), text)
         except OSError as unwritten:
             checkpoint.warn(
                 f"{self.submission.run_dir}/ledger.jsonl: no record of this end could be written: {unwritten}"

@@ -152,7 +152,7 @@ def test_disk_that_stays_full_ends_the_run_in_words_with_the_old_checkpoint_whol
     assert checkpoint.verify(tiny.checkpoints / "step_4.pt").step == 4
     assert checkpoint.steps_in(tiny.checkpoints) == [4]
     record = read_jsonl(tiny.run_dir / "ledger.jsonl")[-1]
-    assert (record["stop_reason"], record["exit_code"], record["saved_step"]) == ("error", 1, 4)
+    assert (record["stop_reason"], record["exit_code"], record["saved_step"]) == ("disk_full", 1, 4)
     monkeypatch.undo()
     assert train(tiny, submission=2) == 0
 
