@@ -28,7 +28,18 @@ from rqwen3_pipeline.programs import tail
 from rqwen3_pipeline.settings import shipped
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
-from rqwen3_pipeline.slurm.cluster import LOCAL, PREFIX, SAVE, STOP, WHERE, Cluster, Wish, load_cluster, wish
+from rqwen3_pipeline.slurm.cluster import (
+    BOOKKEEPING,
+    LOCAL,
+    PREFIX,
+    SAVE,
+    STOP,
+    WHERE,
+    Cluster,
+    Wish,
+    load_cluster,
+    wish,
+)
 from rqwen3_pipeline.slurm.run_job import JobFiles, Place, job_options, job_script
 from rqwen3_pipeline.slurm.script import CANCEL
 from rqwen3_pipeline.slurm.states import Phase
@@ -137,8 +148,8 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
                 return
             attempt += bool(before)
         attempt = attempt or 1
-        of_its_model = (JOB_ID, CANCEL_REQUESTED, ENDED)  # tags of the run that this one was copied from
-        stale = {key: "" for key in of_its_model if run.tags.get(key)}
+        of_its_model = (f"{PREFIX}{key}" for key in BOOKKEEPING)  # tags of the run that this one was copied from
+        stale = {tag: "" for tag in of_its_model if run.tags.get(tag)}
         tags = {**stale, ATTEMPT: str(attempt), **({f"{PREFIX}{STOP}": SAVE} if wanted.saves else {})}
         self._instance.add_run_tags(run.run_id, tags)
         files = JobFiles(folder=self.files(run).folder, attempt=attempt)

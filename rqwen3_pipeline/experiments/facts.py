@@ -136,14 +136,14 @@ def outcome_of(place: Place) -> Outcome:
     code = record.get("exit_code") if record else None
     if code == EXIT_FINISHED:
         return Outcome.FINISHED
+    if record is None and run is not None and run.cannot_start:  # its job is then cancelled by the reconciler
+        return Outcome.CANNOT_START
     if (run is not None and run.cancelled) or state is State.CANCELLED:
         return Outcome.CANCELLED
     if code == EXIT_CONTINUE:
         return Outcome.SAVED
     if record is not None and record.get("stop_reason") in STOP_REASONS:
         return STOP_REASONS[str(record["stop_reason"])]
-    if run is not None and run.cannot_start:
-        return Outcome.CANNOT_START
     if state in JOB_STATES:
         return JOB_STATES[state]
     begun = record is not None or place.lock is not None

@@ -90,7 +90,7 @@ def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> 
         run = record.dagster_run
         submission = int(run.tags[PARTITION_TAG].rpartition(".")[2])
         counted[submission] = attempt = int(run.tags.get(ATTEMPT_TAG, counted.get(submission, 0) + 1))
-        state = run.tags.get(STATE_TAG) or _note_state(instance, run, jobs)
+        state = run.tags.get(STATE_TAG) or note_state(instance, run, jobs.get(_number(run.tags.get(JOB_TAG)) or -1))
         failed = run.status is DagsterRunStatus.FAILURE
         found.append(
             RunSeen(
@@ -98,10 +98,10 @@ def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> 
                 submission=submission,
                 attempt=attempt,
                 live=run.status in LIVE,
-                cancelled=run.status is DagsterRunStatus.CANCELED or CANCEL_TAG in run.tags,
+                cancelled=run.status is DagsterRunStatus.CANCELED or bool(run.tags.get(CANCEL_TAG)),
                 job_id=_number(run.tags.get(JOB_TAG)),
                 state=parse_state(state) if state else None,
-                cannot_start=NEVER_STARTS_TAG in run.tags,
+                cannot_start=bool(run.tags.get(NEVER_STARTS_TAG)),
                 exit_code=_number(run.tags.get(EXIT_CODE_TAG)),
                 ended_s=record.end_time or 0.0,
                 detail=failure_of(instance, run.run_id) if failed and record is records[-1] else "",
@@ -110,8 +110,8 @@ def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> 
     return found
 
 
-def _note_state(instance: DagsterInstance, run: dg.DagsterRun, jobs: Mapping[int, Job]) -> str | None:
-    job = jobs.get(_number(run.tags.get(JOB_TAG)) or -1)
+def note_state(instance: DagsterInstance, run: dg.DagsterRun, job: Job | None) -> str | None:
+    """Tag a run with the state in which its job ended, as long as SLURM knows it; returns that state."""
     if job is None or not job.phase.ended:
         return None
     instance.add_run_tags(run.run_id, {STATE_TAG: job.state.value})

@@ -1,7 +1,8 @@
 """The reconciler: runs and jobs that disagree are put right, every half a minute.
 
-On by default, and silent where runs are not SLURM jobs. A tick costs one squeue, and at most one
-scancel or sacct more; `slurm.reconcile` decides, this module asks and carries out.
+On by default, and silent where runs are not SLURM jobs. It also notes on each run how its job ended,
+since SLURM forgets that within minutes. A tick costs one squeue, and at most one scancel or sacct more;
+`slurm.reconcile` decides, this module asks and carries out.
 """
 
 import json
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from dagster import DagsterRunStatus, RunRecord, RunsFilter
 
+from rqwen3_pipeline.experiments.observed import NEVER_STARTS_TAG, STATE_TAG, note_state
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, SlurmError
 from rqwen3_pipeline.slurm.reconcile import Action, Verdict
+from rqwen3_pipeline.slurm.states import State
 
 if TYPE_CHECKING:
     from rqwen3_pipeline.launcher import SlurmRunLauncher
@@ -59,14 +62,17 @@ def judge(
     """Read the runs that matter, and decide."""
     live = instance.get_run_records(RunsFilter(statuses=LIVE))
     known = {record.dagster_run.run_id for record in live}
-    telling = [job for job in jobs.values() if not job.phase.ended or reconcile.ended_by_slurm(job)]
-    others = {run_id for job in telling if (run_id := reconcile.run_of(job))} - known
+    others = {run_id for job in jobs.values() if (run_id := reconcile.run_of(job))} - known
     ended = instance.get_run_records(RunsFilter(run_ids=sorted(others))) if others else []
-    runs = [
-        facts(launcher, record)
+    records = [
+        record
         for record in (*live, *(record for record in ended if record.dagster_run.is_finished))
         if not launcher.is_local(record.dagster_run)
     ]
+    runs = [facts(launcher, record) for record in records]
+    for run, record in zip(runs, records, strict=True):
+        if not record.dagster_run.tags.get(STATE_TAG):
+            note_state(instance, record.dagster_run, reconcile.pick(run, jobs))
     return reconcile.decide(runs, jobs, missing_since, now, launcher.patience)
 
 
@@ -116,6 +122,8 @@ def tell(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", action: Act
     if run is not None and action.verdict is Verdict.EXPLAIN:
         instance.report_engine_event(f"How SLURM ended it: {action.why}\n{launcher.log_tail(run)}", run)
         instance.add_run_tags(run.run_id, {ENDED: "told"})
+    if run is not None and action.verdict is Verdict.CANCEL_JOB and run.is_finished and not run.tags.get(STATE_TAG):
+        instance.add_run_tags(run.run_id, {STATE_TAG: State.UNKNOWN.value})  # else it read as cancelled by a person
     if run is None or run.is_finished:
         return
     why = f"{action.why}.{more}".replace("..", ".")
@@ -124,6 +132,8 @@ def tell(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", action: Act
         case Verdict.ADOPT:
             instance.add_run_tags(run.run_id, {JOB_ID: str(action.job_id)})
         case Verdict.FAIL | Verdict.FAIL_AND_CANCEL if starting:
+            if action.verdict is Verdict.FAIL_AND_CANCEL:
+                instance.add_run_tags(run.run_id, {NEVER_STARTS_TAG: action.why})
             instance.report_run_failed(run, f"SLURM: {why}\n{launcher.log_tail(run)}")
         case Verdict.CANCEL if starting:
             instance.report_run_canceled(run, f"SLURM: {why}")

@@ -37,8 +37,8 @@ SAVE = "save"
 KINDS = ("cpu", "gpu", "transfer")
 CHOICES = {WHERE: (LOCAL, SLURM), KIND: KINDS, STOP: (SAVE, "at_once")}
 """Tags that are no options of SLURM, and what they may say."""
-BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended")
-"""Tags that the launcher writes."""
+BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended", "state", "never_starts")
+"""Tags that launcher and reconciler write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,7 +117,7 @@ def decide(
     """Judge every run.
 
     Args:
-        runs: those that are not finished, and the finished ones of jobs that live or were ended by SLURM.
+        runs: those that are not finished, and the finished ones whose jobs SLURM lists.
         jobs: what SLURM lists.
         missing_since: since when a run's job is not listed, from the call before.
         now: seconds since 1970.

@@ -85,6 +85,7 @@ def test_attempt_with_a_ledger_record_ended_as_record_run_and_job_say_together(r
         (False, {"state": State.COMPLETED}, Outcome.ERROR),
         (False, {"state": State.BOOT_FAIL}, Outcome.LOST),
         (False, {"cannot_start": True, "state": State.PENDING}, Outcome.CANNOT_START),
+        (False, {"cannot_start": True, "state": State.CANCELLED}, Outcome.CANNOT_START),
         (False, {"cancelled": True}, Outcome.CANCELLED),
         (False, {"exit_code": 73}, Outcome.LOST),
         (True, {"exit_code": -9}, Outcome.LOST),

@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as Status
 
+from rqwen3_pipeline.experiments.observed import NEVER_STARTS_TAG, STATE_TAG
 from rqwen3_pipeline.launcher import CANCEL_REQUESTED, JOB_ID
 from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
 from rqwen3_pipeline.slurm.client import SlurmUnavailable
@@ -139,3 +140,31 @@ def test_tick_while_scancel_fails_keeps_the_verdicts_and_tries_again(desk):
     desk.slurm.cancel = cancel
     tick(desk)
     assert desk.slurm.cancelled == [100]
+
+
+def test_tick_notes_on_each_run_how_its_job_ended_and_that_it_can_never_start(desk):
+    live, over, waiting = desk.started(), desk.started(), desk.launch(desk.create())
+    desk.put(live, State.RUNNING)
+    desk.instance.report_run_failed(over)
+    desk.put(over, State.NODE_FAIL, ended=time.time() - 60)
+    desk.put(waiting, State.PENDING, reason="PartitionTimeLimit")
+    tick(desk)
+    assert desk.read(live).tags.get(STATE_TAG) is None
+    assert desk.read(over).tags[STATE_TAG] == "NODE_FAIL"
+    assert "PartitionTimeLimit" in desk.read(waiting).tags[NEVER_STARTS_TAG]
+
+
+def test_job_that_the_reconciler_itself_cancels_does_not_read_as_cancelled_by_a_person(desk):
+    run = desk.started()
+    desk.instance.report_run_failed(run)
+    desk.put(run, State.PENDING)
+    tick(desk)
+    desk.put(run, State.CANCELLED, ended=time.time() - 60)
+    tick(desk)
+    assert desk.read(run).tags[STATE_TAG] == "UNKNOWN"
+
+
+def test_run_that_copies_the_tags_of_another_begins_without_what_was_noted_on_that(desk):
+    noted = {STATE_TAG: "CANCELLED", NEVER_STARTS_TAG: "PartitionTimeLimit", CANCEL_REQUESTED: "1"}
+    run = desk.launch(desk.create(**noted))
+    assert not any(desk.read(run).tags.get(tag) for tag in noted)

@@ -87,6 +87,19 @@ def test_tick_after_a_run_that_somebody_cancelled_stops_until_it_is_resumed(here
     assert request(instance).run_key == "small/02/a1"
 
 
+@pytest.mark.parametrize("tags", [{"slurm/cancel_requested": "1"}, {"slurm/state": "CANCELLED"}])
+def test_tick_after_a_terminated_run_or_a_scancel_reads_it_as_cancelled_though_it_failed_or_saved(here, instance, tags):
+    run = launch(instance, request(instance), DagsterRunStatus.STARTED)
+    here.end(1, 0, 40, 40, "SIGTERM", 75)
+    here.save(40)
+    instance.report_run_failed(run)
+    assert request(instance).run_key == "small/02/a1"
+    instance.add_run_tags(run.run_id, tags)
+    assert "small.01 ended cancelled" in skipped(instance)
+    instance.add_run_tags(run.run_id, dict.fromkeys(tags, ""))  # as a run that was copied from a cancelled one
+    assert request(instance).run_key == "small/02/a1"
+
+
 def test_tick_after_a_failure_stops_and_says_what_failed(here, instance):
     run = launch(instance, request(instance), DagsterRunStatus.STARTED)
     here.end(1, 0, 3, 0, "error", 1, error="Traceback (most recent call last):\n  x\nValueError: no such thing")
