@@ -138,7 +138,7 @@ def test_training_a_sparse_model_lowers_the_loss_and_uses_every_expert(tiny) -> 
     layer = session.model.model.layers[1].mlp
     assert isinstance(layer, MixtureOfExperts)
     losses = [result.loss for _ in range(60) if (result := session.train_step()) is not None]
-    tokens_SL = torch.from_numpy(session._next_tokens())
+    tokens_SL = session._next_tokens()
     session.close()
     caught: list[torch.Tensor] = []
     layer.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
