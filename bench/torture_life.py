@@ -158,7 +158,8 @@ class Life:
     def _learn(self, phase: str | None, ended_s: float) -> None:
         began = next((entered_s for name, entered_s in reversed(self.entered) if name == phase), None)
         if phase is not None and began is not None:
-            self.typical_s[phase] = 0.7 * self.typical_s.get(phase, ended_s - began) + 0.3 * (ended_s - began)
+            took_s = ended_s - began
+            self.typical_s[phase] = min(took_s, 0.7 * self.typical_s.get(phase, took_s) + 0.3 * took_s)
 
 
 def _become_trainer(arguments: list[str], log: Path, cold: bool) -> None:
