@@ -131,10 +131,16 @@ class DagsterServer:
         assert "errors" not in found, found["errors"]
         return found["data"]
 
-    def launch(self, job: str, partition: str | None = None, tags: dict[str, str] | None = None) -> str:
+    def launch(
+        self, job: str, partition: str | None = None, tags: dict[str, str] | None = None, location: str | None = None
+    ) -> str:
         """Launch a job as the launchpad does; returns the run's id."""
         tags = {**(tags or {}), **({"dagster/partition": partition} if partition else {})}
-        where = {"repositoryLocationName": self.location, "repositoryName": "__repository__", "pipelineName": job}
+        where = {
+            "repositoryLocationName": location or self.location,
+            "repositoryName": "__repository__",
+            "pipelineName": job,
+        }
         meta = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
         given = {"selector": where, "mode": "default", "runConfigData": {}, "executionMetadata": meta}
         answer = self.query(LAUNCH, given=given)["launchRun"]
@@ -204,12 +210,13 @@ class DagsterServer:
     def _loaded(self) -> bool:
         text = "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { __typename } } } } }"
         try:
-            (entry,) = self.query(text)["workspaceOrError"]["locationEntries"]
+            entries = self.query(text)["workspaceOrError"]["locationEntries"]
         except OSError:
             assert self.processes["webserver"].poll() is None, (self.home / "webserver.log").read_text()
             return False
-        loaded = entry["locationOrLoadError"]
-        return loaded is not None and loaded["__typename"] == "RepositoryLocation"
+        kinds = [(entry["locationOrLoadError"] or {}).get("__typename") for entry in entries]
+        assert "PythonError" not in kinds, (self.home / "webserver.log").read_text()
+        return bool(kinds) and set(kinds) == {"RepositoryLocation"}
 
 
 def _with_tags(run: dict[str, Any]) -> dict[str, Any]:

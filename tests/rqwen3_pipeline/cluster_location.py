@@ -10,10 +10,6 @@ from typing import Any
 
 import dagster as dg
 
-from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
-
-SHARDS = dg.StaticPartitionsDefinition([f"{i:02d}" for i in range(24)])
-
 
 def signs(context: dg.AssetExecutionContext) -> Path:
     """The run's folder of files."""
@@ -85,15 +81,6 @@ def at_home() -> dg.MaterializeResult:
     return dg.MaterializeResult(metadata=facts())
 
 
-@dg.asset(partitions_def=SHARDS, backfill_policy=dg.BackfillPolicy.multi_run(4))
-def shards(context: dg.AssetExecutionContext) -> None:
-    """Writes one line a partition, so that one made twice shows."""
-    for key in context.partition_keys:
-        with (Path(context.instance.root_directory) / "made").open("a") as made:
-            made.write(f"{key} {os.environ.get('SLURM_JOB_ID')}\n")
-    time.sleep(1.0)
-
-
 def _job(asset: dg.AssetsDefinition) -> Any:
     return dg.define_asset_job(f"make_{asset.key.path[-1]}", selection=[asset.key], executor_def=dg.in_process_executor)
 
@@ -104,10 +91,7 @@ def once(context: dg.SensorEvaluationContext) -> dg.RunRequest:
     return dg.RunRequest(run_key="once")
 
 
-ASSETS = [plain, on_gpu, patient, hungry, too_long, overdue, at_home, shards]
+ASSETS = [plain, on_gpu, patient, hungry, too_long, overdue, at_home]
 defs = dg.Definitions(
-    assets=ASSETS,
-    jobs=[_job(asset) for asset in ASSETS],
-    sensors=[once, slurm_reconciler],
-    executor=dg.in_process_executor,
+    assets=ASSETS, jobs=[_job(asset) for asset in ASSETS], sensors=[once], executor=dg.in_process_executor
 )

@@ -10,9 +10,11 @@ import json
 import math
 import random
 import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +28,10 @@ from rqwen3_pipeline.corpus.manifest import budgets, fold_manifest
 from rqwen3_pipeline.corpus.sources import corpus_config
 from rqwen3_pipeline.corpus.tokenization import make_tokenizer
 from rqwen3_pipeline.settings import RunRoot
+from tests.slurm_cluster import SlurmCluster
+
+if TYPE_CHECKING:
+    from tests.rqwen3_pipeline.cluster_site import ServedSite
 
 CONFIG = """
 [run]
@@ -273,3 +279,15 @@ def finished_to_read(trained: Path) -> SampleRun:
     """The same, shared by the tests that only read it."""
     run = load_run_config(trained / "config.toml")
     return SampleRun(RunRoot(trained / "home"), run, trained / "config.toml", trained / "sources")
+
+
+@pytest.fixture(scope="session")
+def served_site(slurm_with_accounting: SlurmCluster) -> "Iterator[ServedSite]":
+    """A site with its corpus, under a webserver and a daemon whose runs are jobs of the cluster."""
+    from tests.rqwen3_pipeline.cluster_site import ServedSite
+
+    folder = Path(tempfile.mkdtemp(prefix="site-"))
+    with ServedSite(folder, slurm_with_accounting) as site:
+        yield site
+    slurm_with_accounting.cancel_all()
+    shutil.rmtree(folder)
