@@ -1,5 +1,6 @@
 """The real webserver and daemon on an instance, asked and told things through the UI's own API."""
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE_S = 180.0
+STOP_S = 10.0
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 LAUNCH = """mutation($given: ExecutionParams!) { launchRun(executionParams: $given) { __typename
   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
@@ -100,12 +102,15 @@ class DagsterServer:
 
     def stop(self) -> None:
         """Stop what runs, and all children."""
-        for process in self.processes.values():
-            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        alive = [process for process in self.processes.values() if process.poll() is None]
+        family = [child for process in alive for child in psutil.Process(process.pid).children(recursive=True)]
+        for process in alive:
             process.send_signal(signal.SIGINT)
-            _, left = psutil.wait_procs([psutil.Process(process.pid), *family], timeout=20)
-            for member in left:
+        _, left = psutil.wait_procs([*family, *(psutil.Process(process.pid) for process in alive)], timeout=STOP_S)
+        for member in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
+        for process in self.processes.values():
             process.wait()
         self.processes.clear()
 

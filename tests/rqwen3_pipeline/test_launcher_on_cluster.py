@@ -135,13 +135,6 @@ def test_cancelled_by_hand_ends_the_run_and_says_so(server, cluster):
     wait_for(lambda: "is CANCELLED" in server.story(run), "SLURM's reason")
 
 
-def test_pending_job_cancelled_by_hand_ends_the_run_with_the_reason(server, cluster):
-    run = server.launch("make_patient", tags={"slurm/partition": "closed"})
-    cluster.run("scancel", server.job_id(run))
-    server.wait(run, "FAILURE")
-    wait_for(lambda: "is CANCELLED" in server.story(run), "SLURM's reason")
-
-
 def test_requeued_by_hand_is_refused_by_slurm_and_the_run_goes_on(server, cluster):
     run = server.launch("make_patient")
     server.started(run)
@@ -188,13 +181,6 @@ def test_waiting_run_marked_as_cancelled_in_the_ui_leaves_no_job(server, cluster
     assert cluster.wait_for_state(job)["JobState"] == "CANCELLED"
 
 
-def test_time_limit_is_a_failed_run_whose_story_says_so(server, cluster):
-    run = server.launch("make_overdue")
-    server.wait(run, "FAILURE", timeout_s=300)
-    assert server.ended_job(run)["JobState"] == "TIMEOUT"
-    wait_for(lambda: "is TIMEOUT" in server.story(run), "SLURM's reason")
-
-
 def test_node_that_dies_is_a_failed_run_whose_story_says_so(server, cluster):
     run = server.launch("make_patient")
     server.started(run)
@@ -207,20 +193,6 @@ def test_node_that_dies_is_a_failed_run_whose_story_says_so(server, cluster):
     finally:
         cluster.start_node(node)
         cluster.wait_until_idle()
-
-
-def test_broken_environment_in_the_job_is_a_failed_run_whose_story_says_so(server):
-    description = server.site.folder / "cluster.toml"
-    before = description.read_text()
-    (server.site.folder / "env.sh").write_text("echo 'no such module: cuda/0.1' >&2; false\n")
-    description.write_text(before.replace('name = "fake"', 'name = "fake"\nenv_file = "env.sh"'))
-    try:
-        run = server.launch("make_plain")
-        server.job_id(run)
-    finally:
-        description.write_text(before)
-    server.wait(run, "FAILURE")
-    assert "no such module: cuda/0.1" in server.story(run)
 
 
 def test_controller_away_for_a_minute_fails_no_run_and_doubles_none(server, cluster):
@@ -268,3 +240,37 @@ def test_daemon_and_webserver_killed_and_restarted_pick_their_jobs_up(server, cl
     cluster.open_partition("closed")
     server.wait(waiting, "SUCCESS")
     cluster.open_partition("closed", up=False)
+
+
+@pytest.fixture(scope="module")
+def doomed(served_site: ServedSite) -> dict[str, str]:
+    """Runs whose ends take their time, under way together."""
+    description = served_site.site.folder / "cluster.toml"
+    before = description.read_text()
+    (served_site.site.folder / "env.sh").write_text("echo 'no such module: cuda/0.1' >&2; false\n")
+    description.write_text(before.replace('name = "fake"', 'name = "fake"\nenv_file = "env.sh"'))
+    try:
+        runs = {"broken": served_site.launch("make_plain")}
+        served_site.job_id(runs["broken"])
+    finally:
+        description.write_text(before)
+    runs["overdue"] = served_site.launch("make_overdue")
+    runs["cancelled"] = served_site.launch("make_patient", tags={"slurm/partition": "closed"})
+    served_site.cluster.run("scancel", served_site.job_id(runs["cancelled"]))
+    return runs
+
+
+def test_pending_job_cancelled_by_hand_ends_the_run_with_the_reason(server, doomed):
+    server.wait(doomed["cancelled"], "FAILURE")
+    assert "is CANCELLED" in server.story(doomed["cancelled"])
+
+
+def test_broken_environment_in_the_job_is_a_failed_run_whose_story_says_so(server, doomed):
+    server.wait(doomed["broken"], "FAILURE")
+    assert "no such module: cuda/0.1" in server.story(doomed["broken"])
+
+
+def test_time_limit_is_a_failed_run_whose_story_says_so(server, doomed):
+    server.wait(doomed["overdue"], "FAILURE", timeout_s=300)
+    assert server.ended_job(doomed["overdue"])["JobState"] == "TIMEOUT"
+    wait_for(lambda: "is TIMEOUT" in server.story(doomed["overdue"]), "SLURM's reason")
