@@ -37,6 +37,7 @@ def test_controller_stopped_and_started_keeps_the_running_job(slurm):
     assert slurm.wait_for_state(job)["JobState"] == "CANCELLED"
 
 
+@pytest.mark.long
 def test_cluster_by_hand_starts_and_leaves_nothing_behind(tmp_path):
     require_slurm()
     folder = tmp_path / "cluster"
