@@ -23,16 +23,15 @@ from tokenizers import Tokenizer
 from model.checkpoint import load_model, verify
 from model.config import CoreConfig, RunConfig, load_run_config
 from model.errors import CheckpointError, ConfigError, RQwen3Error
-from model.files import read_json, replace_folder, sha256_file, temporary_path, write_json, write_text
+from model.files import replace_folder, sha256_file, temporary_path, write_json, write_text
 from model.generate import EOS_TOKEN, load_tokenizer
 from model.gguf_export import TYPES, find_converter, write_gguf
-from model.model_card import model_card
+from model.model_card import CARD, RECORD, file_record, model_card, read_record, scores_of, write_card
 from model.read_back import read_back
 from model.rqwen3 import RQwen3
 from model.shard_format import read_manifest
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-RECORD = "export.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +83,7 @@ def export(
         "gguf_type": extras.gguf,
     }
     tokenizer_ids = vocabulary.get_vocab_size(with_added_tokens=True)
-    card = model_card(run, saved.sidecar, tokenizer_ids, dtype, _scores_of(extras.scores, saved.sidecar["sha256"]))
+    card = model_card(run, saved.sidecar, tokenizer_ids, dtype, scores_of(extras.scores, saved.sidecar["sha256"]))
     if out.exists() and not extras.force:
         return _same_export(out, origin, card)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -97,13 +96,13 @@ def export(
         write_json(draft / "generation_config.json", {"bos_token_id": None, "do_sample": False, "eos_token_id": eos_id})
         shutil.copyfile(tokenizer, draft / "tokenizer.json")
         write_json(draft / "tokenizer_config.json", tokenizer_config(run.model))
-        write_text(draft / "README.md", card)
+        write_text(draft / CARD, card)
         record = {**origin, "parameters": run.model.parameters(), "tokenizer_ids": tokenizer_ids}
         record |= {"embedding_rows": run.model.vocab_size}
         record["read_back"] = read_back(draft, model, checkpoint, run, extras.manifest)
         if extras.gguf:
             record["gguf"] = write_gguf(draft, extras.gguf, model, run, extras.manifest)
-        record["files"] = {path.name: _file_record(path) for path in sorted(draft.iterdir())}
+        record["files"] = {path.name: file_record(path) for path in sorted(draft.iterdir())}
         write_json(draft / RECORD, record)
         replace_folder(draft, out)
     finally:
@@ -144,12 +143,6 @@ def _check_tokenizer(
             "leave --tokenizer out."
         )
     return eos_id
-
-
-def _scores_of(path: Path | None, checkpoint_sha256: str) -> dict[str, Any] | None:
-    """The scores in a file, if they are this checkpoint's."""
-    scores = read_json(path) if path is not None and path.is_file() else {}
-    return scores if scores.get("checkpoint", {}).get("sha256") == checkpoint_sha256 else None
 
 
 def _write_weights(path: Path, checkpoint: Path, config: CoreConfig, dtype: torch.dtype) -> RQwen3:
@@ -237,24 +230,19 @@ def tokenizer_config(config: CoreConfig) -> dict[str, Any]:
 
 def _same_export(out: Path, origin: dict[str, Any], card: str) -> dict[str, Any]:
     """The record of a folder that is this very export already; its card is renewed, anything else is refused."""
-    record = read_json(out / RECORD) if (out / RECORD).is_file() else {}
+    record = read_record(out)
     different = [key for key, value in origin.items() if key not in record or record[key] != value]
     files = record.get("files", {})
-    damaged = [name for name in files if not (out / name).is_file() or _file_record(out / name) != files[name]]
+    damaged = [name for name in files if not (out / name).is_file() or file_record(out / name) != files[name]]
+    if CARD in damaged and (out / CARD).is_file() and (out / CARD).read_text(encoding="utf-8") == card:
+        damaged.remove(CARD)  # a killed renewal had not come to the record yet
     if different or damaged or not files:
         what = ", ".join((*different, *damaged)) or "no record of an export"
         raise CheckpointError(
             f"{out}: exists and is not this export ({what}). Name another folder: --out, or replace this one: --force"
         )
-    if (out / "README.md").read_text(encoding="utf-8") != card:
-        write_text(out / "README.md", card)
-        files["README.md"] = _file_record(out / "README.md")
-        write_json(out / RECORD, record)
+    write_card(out, record, card)
     return record
-
-
-def _file_record(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,16 +1,21 @@
 """The model card of an export: what the Hub reads in its header, what a person reads below.
 
 Scores stand in the header as the Hub's `model-index` and in a table, each with its standard error and
-the chance level; a score that is none stands nowhere. Costs nothing.
+the chance level; a score that is none stands nowhere. When scores come in, the card of an export that
+stands is written again, without torch. Costs nothing.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from model.config import RunConfig
+from model.files import read_json, sha256_file, write_json, write_text
 
+CARD, RECORD = "README.md", "export.json"
+"""Of an export's files, the card, and what says how the export was made and what the others' hashes are."""
 METRICS = {"acc": "accuracy", "acc_norm": "accuracy per character"}
 
 
@@ -64,6 +69,52 @@ tokenizer = AutoTokenizer.from_pretrained("{run.name}")
 
 Rows of the embedding at or above the tokenizer's number of ids were never trained; do not sample them.
 {_table(results, scores or {})}"""
+
+
+def scores_of(path: Path | None, checkpoint_sha256: str) -> dict[str, Any] | None:
+    """The scores in a file, if they are this checkpoint's."""
+    scores = read_json(path) if path is not None and path.is_file() else {}
+    return scores if scores.get("checkpoint", {}).get("sha256") == checkpoint_sha256 else None
+
+
+def read_record(out: Path) -> dict[str, Any]:
+    """What `export.json` of a folder holds; empty where there is none."""
+    return read_json(out / RECORD) if (out / RECORD).is_file() else {}
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Size and hash of one of an export's files, as its record holds them."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def write_card(out: Path, record: dict[str, Any], card: str) -> None:
+    """Make `card` the card of an export, and its record say so; nothing is written where both do already."""
+    path = out / CARD
+    if path.read_text(encoding="utf-8") != card:
+        write_text(path, card)
+    if record["files"][CARD] != (now := file_record(path)):
+        record["files"][CARD] = now
+        write_json(out / RECORD, record)
+
+
+def renew_card(out: Path, run: RunConfig, sidecar: dict[str, Any], scores: Path) -> bool:
+    """Show scores in the card of an export that stands.
+
+    Args:
+        out: the export.
+        run: the configuration.
+        sidecar: the checkpoint's.
+        scores: the `scores.json`.
+
+    Returns:
+        False where the folder is no export of this checkpoint; nothing is changed then.
+    """
+    record = read_record(out)
+    if record.get("checkpoint_sha256") != sidecar["sha256"] or not (out / CARD).is_file():
+        return False
+    shown = scores_of(scores, sidecar["sha256"])
+    write_card(out, record, model_card(run, sidecar, record["tokenizer_ids"], record["dtype"], shown))
+    return True
 
 
 def _results(scores: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from model.benchmarks import members
 from model.config import RunConfig, build
 from model.errors import CheckpointError, ConfigError
 from model.files import canonical_json, read_json, sha256_bytes, write_json
+from model.model_card import renew_card
 from rqwen3_pipeline.programs import run_program
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.training import record_of
@@ -125,7 +126,8 @@ def evaluate_model(root: RunRoot, run: RunConfig, data: Path) -> dict[str, Any]:
         *(("--benchmarks", asked) if asked else ()),
     ]
     run_program("model.evaluate", arguments, folder / "logs" / "evaluation.log")
-    export_model(root, run)  # whose card shows the scores
+    if not renew_card(root.export(run.name), run, read_json(final.with_suffix(".json")), out / "scores.json"):
+        export_model(root, run)
     scores = read_json(out / "scores.json")
     report = {**scores["tasks"]["heldout_cloze"], "engine": scores["engine"], "cloze": made, "path": str(out)}
     return report | {name: task for name, task in scores["tasks"].items() if name in wanted.benchmarks}

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 
-from model import checkpoint, huggingface, read_back
+from model import checkpoint, huggingface, model_card, read_back
 from model.config import load_run_config
 from model.files import read_json, sha256_file, write_json
 from model.rqwen3 import RQwen3
@@ -202,6 +202,28 @@ def test_card_shows_the_scores_that_are_numbers_in_the_hubs_header(saved) -> Non
     assert "piqa" not in card.content
     assert export(saved, scores=scores(saved, checkpoint={"sha256": "another"})) == 0
     assert ModelCard.load(saved.root / "out" / "README.md").data.eval_results is None
+
+
+def test_card_is_renewed_without_torch_after_a_kill_and_only_over_the_same_checkpoint(saved, capsys) -> None:
+    out, sidecar = saved.root / "out", read_json(saved.checkpoints / "step_12.json")
+    run = load_run_config(saved.config_path)
+    assert not model_card.renew_card(out, run, sidecar, scores(saved))
+    assert export(saved) == 0
+    assert export(saved, scores=scores(saved)) == 0
+    told, record = (out / "README.md").read_bytes(), (out / "export.json").read_bytes()
+    assert export(saved, scores=saved.root / "nowhere.json") == 0
+    assert (out / "README.md").read_bytes() != told
+    assert model_card.renew_card(out, run, sidecar, scores(saved))
+    assert ((out / "README.md").read_bytes(), (out / "export.json").read_bytes()) == (told, record)
+    assert export(saved, scores=saved.root / "nowhere.json") == 0
+    (out / "README.md").write_bytes(told)  # as a kill between card and record leaves it
+    assert export(saved, scores=scores(saved)) == 0
+    assert (out / "export.json").read_bytes() == record
+    assert not model_card.renew_card(out, run, sidecar | {"sha256": "another"}, scores(saved))
+    assert (out / "README.md").read_bytes() == told
+    (out / "README.md").write_text("somebody's own words")
+    assert export(saved, scores=scores(saved)) == 1
+    assert "(README.md)" in capsys.readouterr().err
 
 
 def converter(tmp_path: Path, monkeypatch, kind: str, theta: str = 'config["rope_theta"]') -> None:
