@@ -126,7 +126,8 @@ def evaluate_model(root: RunRoot, run: RunConfig, data: Path) -> dict[str, Any]:
         *(("--benchmarks", asked) if asked else ()),
     ]
     run_program("model.evaluate", arguments, folder / "logs" / "evaluation.log")
-    if not renew_card(root.export(run.name), run, read_json(final.with_suffix(".json")), out / "scores.json"):
+    sidecar = final.with_suffix(".json")
+    if not (sidecar.is_file() and renew_card(root.export(run.name), run, read_json(sidecar), out / "scores.json")):
         export_model(root, run)
     scores = read_json(out / "scores.json")
     report = {**scores["tasks"]["heldout_cloze"], "engine": scores["engine"], "cloze": made, "path": str(out)}

@@ -5,8 +5,9 @@ import pytest
 
 from model.config import CoreConfig, RunConfig, TrainConfig
 from model.errors import CheckpointError, ConfigError
-from model.files import append_jsonl, write_json
+from model.files import append_jsonl, read_json, sha256_bytes, write_json
 from rqwen3_pipeline import result_commands, results
+from rqwen3_pipeline.corpus import cloze
 from rqwen3_pipeline.settings import RunRoot, Settings
 
 EXPECTED = {"arc_easy": {"low": 0.3, "high": 0.5, "why": "a guess"}}
@@ -151,3 +152,31 @@ def test_commands_without_a_checkpoint_say_how_to_get_one(tmp_path, monkeypatch)
     monkeypatch.setenv("RQWEN3_HOME", str(tmp_path))
     with pytest.raises(CheckpointError, match=r"has no checkpoint yet.*rqwen3 run"):
         result_commands.export_checkpoint(Settings(), None, "fp32", None, None, None, False)
+
+
+def test_evaluation_renews_the_card_of_this_checkpoints_export_and_exports_again_where_it_is_anothers(
+    tmp_path, programs, monkeypatch
+):
+    monkeypatch.setattr(cloze, "write_cloze_items", lambda *_, **__: {})
+    root, run = RunRoot(tmp_path), run_config()
+    out, checkpoints = root.export("demo"), root.experiment("demo") / "checkpoints"
+    told = {"tasks": {"heldout_cloze": {"acc": 0.5}}, "engine": "own", "checkpoint": {"sha256": "a"}}
+    for path, content in (
+        (root.evaluation("demo") / "scores.json", told),
+        (checkpoints / "final.json", {"sha256": "a", "step": 20}),
+        (out / "export.json", {"checkpoint_sha256": "b", "read_back": {}, "files": {}}),
+    ):
+        path.parent.mkdir(parents=True)
+        write_json(path, content)
+    (out / "README.md").write_text("of b")
+    results.evaluate_model(root, run, root.benchmarks)
+    assert [module for module, _ in programs] == ["model.evaluate", "model.huggingface"]
+    assert (out / "README.md").read_text() == "of b"
+    record = {"checkpoint_sha256": "a", "dtype": "fp32", "tokenizer_ids": 300, "files": {"README.md": {}}}
+    write_json(out / "export.json", record | {"read_back": {}})
+    programs.clear()
+    results.evaluate_model(root, run, root.benchmarks)
+    assert [module for module, _ in programs] == ["model.evaluate"]
+    card = (out / "README.md").read_bytes()
+    assert b"| heldout_cloze | accuracy | 0.5000 |" in card
+    assert read_json(out / "export.json")["files"]["README.md"]["sha256"] == sha256_bytes(card)

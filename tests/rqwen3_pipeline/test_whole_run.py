@@ -10,7 +10,7 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from model.files import hold_lock, read_json
+from model.files import hold_lock, read_json, sha256_file
 from rqwen3_pipeline.settings import SOURCES
 from tests.rqwen3_pipeline.site import PROFILE, Site, hashes, make_site
 
@@ -52,6 +52,13 @@ def test_shards_agree_with_the_manifest_by_sha256sum(finished):
         assert path.stat().st_size == 4 * shard["tokens"]
         printed = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
         assert printed.split()[0].lstrip("\\") == shard["sha256"]
+
+
+def test_card_of_the_export_shows_the_scores_and_its_record_agrees(finished):
+    folder = finished.home / "exports" / "tiny"
+    assert "| heldout_cloze | accuracy |" in (folder / "README.md").read_text(encoding="utf-8")
+    files = read_json(folder / "export.json")["files"]
+    assert {name: sha256_file(folder / name) for name in files} == {n: entry["sha256"] for n, entry in files.items()}
 
 
 def test_run_again_does_nothing(finished):
