@@ -17,6 +17,17 @@ from model.files import read_json
 from model.rqwen3 import RQwen3
 from model.score_benchmarks import Inputs, combine, score
 
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """As in a process of its own, where the switch is set before the libraries read it."""
+    import datasets
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra `evaluation`")
 
 WORDS = ["water", "stone", "light", "ash", "river", "moon", "heat", "iron", "leaf", "salt", "wind", "glass"]
