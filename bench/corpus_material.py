@@ -28,10 +28,12 @@ from rqwen3_pipeline.corpus.installed_prose import articles, docstrings, install
 from rqwen3_pipeline.corpus.stackexchange import html_to_text
 
 FORMAT = 1
-FILE_BYTES = 40_000_000
-"""Text of one parquet file, roughly; the published sets have ten times as much."""
+FILE_BYTES = 80_000_000
+"""Text of one parquet file, roughly; the published sets have ten times as much and more."""
 LONG_CHARS = 20_000
 """From so many characters on a page counts as long, and goes to pes2o."""
+THREAD_CHARS = 4000
+"""Pages of HTML up to this length become questions and answers, which are short."""
 ROW_GROUP_ROWS = 1000
 SHARES = {
     "fineweb_edu": 7.0,
@@ -314,7 +316,7 @@ def assemble(folder: Path, packages: Path, megabytes: int) -> dict[str, Any]:
             continue
         seen.add(digest)
         threads = open_["stackexchange"]
-        if page.html and len(page.text) < LONG_CHARS and not threads.full and digest[0] % 4 == 0:
+        if page.html and len(page.text) < THREAD_CHARS and not threads.full and digest[0] % 2:
             if waiting is None:
                 waiting = page
             else:

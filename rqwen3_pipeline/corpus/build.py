@@ -44,6 +44,8 @@ MOST_NAMED = 5
 TOKENIZER: Item = ("tokenizer", GROUP_KEY)
 """The claim on the tokenizer."""
 
+HTML_COST = 8
+"""How much longer a file of HTML takes to filter than one of text of the same size, about."""
 GRACE_S = 10.0
 """How long a build waits for files that nobody is at work on: a job beside it may just be starting."""
 
@@ -115,9 +117,17 @@ def _run(
             if item not in parallel:
                 done(work(task, item))
         if pool is not None and parallel:
-            pool.run(task, missing, done)
+            pool.run(task, _largest_first(task, missing), done)
     sweep_claims(root, task.stage, items)
     return [outcomes[item] for item in items]
+
+
+def _largest_first(task: Task, items: Sequence[Item]) -> list[Item]:
+    """Pieces in the order in which workers take them, so that none begins a long one when the others are done."""
+    if task.stage == "survivors":
+        return list(items)
+    slow = {"stackexchange": HTML_COST} if task.stage == "filtered" else {}
+    return sorted(items, key=lambda item: -task.lock.file(*item).size_bytes * slow.get(item[0], 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +178,8 @@ def build_files(root: RunRoot, config: CorpusConfig, lock: Lock, items: Sequence
     with Pool(options.workers) as pool:
         build = _Build(root, config, lock, options, pool if options.workers > 1 else None)
         stages = STAGES[: STAGES.index(options.until) + 1]
+        if "tokens" in stages and config.tokenizer.kind == "pinned":  # first, for a wrong file would show after hours
+            build.tokenizer()
         waits_for: tuple[Item, ...] = ()
         for stage in stages[:3]:
             lost = {(outcome.source, outcome.key) for outcome in build.failed}
@@ -220,10 +232,14 @@ class _Build:
                 return ()
             if waits_for := self._wait("filtered", items_of("filtered", self.config, self.lock)):
                 return waits_for
-        with claimed_in_turn(self.root, "tokenizer", [TOKENIZER]):
-            make_tokenizer(self.root, self.config, self.lock, self.options.tokenizer_file, self.options.rebuild)
+        self.tokenizer()
         self.do("tokens", self._sound(items))
         return ()
+
+    def tokenizer(self) -> None:
+        """Pin or train the tokenizer, unless it is there."""
+        with claimed_in_turn(self.root, "tokenizer", [TOKENIZER]):
+            make_tokenizer(self.root, self.config, self.lock, self.options.tokenizer_file, self.options.rebuild)
 
     def _wait(self, stage: str, items: Sequence[Item]) -> tuple[Item, ...]:
         """Wait until pieces are current, as long as others are at work; returns those that are not."""

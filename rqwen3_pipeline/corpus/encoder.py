@@ -74,7 +74,13 @@ class Encoder:
         self.eos_id: int = ids[EOS_TOKEN]
         self.vocab_size: int = 1 + max(ids.values())
         content |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-        self._plain = json.dumps(content)
+        self._content: dict[str, Any] = content
+
+    @cached_property
+    def _plain(self) -> str:
+        """The file without its added tokens; the parsed content takes much more memory and goes."""
+        content, self._content = self._content, {}
+        return json.dumps(content)
 
     @cached_property
     def _engine(self) -> Any:

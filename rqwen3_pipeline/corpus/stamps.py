@@ -172,13 +172,28 @@ def write_stamp(
     inputs: Mapping[str, str],
     outputs: Sequence[Path],
     report: Mapping[str, Any],
+    hashes: Mapping[Path, str] | None = None,
 ) -> Stamp:
-    """Hash the outputs and write the stamp; the output counts from here on."""
+    """Hash the outputs and write the stamp; the output counts from here on.
+
+    Args:
+        root: the run root.
+        path: of the stamp.
+        stage: name of the stage.
+        settings: those that shaped the outputs.
+        inputs: SHA-256 of the inputs.
+        outputs: the files made.
+        report: counts for people and for the manifest.
+        hashes: SHA-256 of those outputs that were hashed as they were written.
+    """
+    known = hashes or {}
     stamp = Stamp(
         stage=stage,
         settings=dict(settings),
         inputs=dict(inputs),
-        outputs={relative(root, p): {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in outputs},
+        outputs={
+            relative(root, p): {"bytes": p.stat().st_size, "sha256": known.get(p) or sha256_file(p)} for p in outputs
+        },
         report=dict(report),
     )
     fields = ("stage", "settings", "settings_sha256", "inputs", "outputs", "report")

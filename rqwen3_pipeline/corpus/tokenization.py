@@ -121,9 +121,9 @@ def tokenize_file(
             raise
         report = _report(training, heldout, encoder, counts)
         outputs = training.files + heldout.files
-        stamp = write_stamp(
-            root, path, stage="tokens", settings=settings, inputs=inputs, outputs=outputs, report=report
-        )
+        hashes = {root.path / sidecar.path: sidecar.sha256 for sidecar in training.sidecars + heldout.sidecars}
+        facts = {"stage": "tokens", "settings": settings, "inputs": inputs, "outputs": outputs, "hashes": hashes}
+        stamp = write_stamp(root, path, report=report, **facts)
     return stamp.report
 
 
