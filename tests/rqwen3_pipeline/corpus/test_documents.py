@@ -95,6 +95,12 @@ def test_clean_cuts_only_before_characters_that_never_combine_with_what_stands_b
     assert [char for char in cut if unicodedata.combining(char) or char in second | jamo] == []
 
 
+@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=60))
+def test_nfc_run_by_run_is_that_of_the_whole(parts):
+    text = "".join(parts)
+    assert nfc(text) == normalizers.NFC().normalize_str(text)
+
+
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())]
 
 

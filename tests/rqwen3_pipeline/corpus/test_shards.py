@@ -2,13 +2,14 @@ import hashlib
 import json
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.shard_format import DOCS_COLUMNS, docs_path, sidecar_path
-from rqwen3_pipeline.corpus.shards import ShardWriter, remove_partition
+from rqwen3_pipeline.corpus.shards import Batch, ShardWriter, remove_partition
 
 
 def writer(path, max_tokens=10, heldout=False):
@@ -24,18 +25,29 @@ def writer(path, max_tokens=10, heldout=False):
     )
 
 
-def add(shards, tokens, number):
-    ids = np.arange(tokens, dtype=np.uint32) + 1000 * number
-    shards.add(ids, row=2 * number, id=f"i{number}", url="u", digest=bytes([number]) * 32, text_bytes=3 * tokens)
+def batch(lengths, first=0):
+    """Documents of so many tokens; the ids of document n begin at 1000 n."""
+    numbers = range(first, first + len(lengths))
+    ids = [np.arange(tokens, dtype=np.uint32) + 1000 * number for number, tokens in zip(numbers, lengths, strict=True)]
+    return Batch(
+        ids_=np.concatenate([*ids, np.empty(0, np.uint32)]),
+        ends_=np.cumsum(lengths, dtype=np.int64),
+        text_bytes_=np.array([3 * tokens for tokens in lengths], dtype=np.uint64),
+        markup_=np.array([number % 3 for number in numbers], dtype=np.int64),
+        row=pa.array([2 * number for number in numbers], pa.uint32()),
+        id=pa.array([f"i{number}" for number in numbers], pa.string()),
+        url=pa.array(["u"] * len(lengths), pa.string()),
+        digest=pa.array([bytes([number]) * 32 for number in numbers], pa.binary(32)),
+    )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 15), max_size=12), st.integers(1, 20))
-def test_writer_splits_on_document_borders(tmp_path_factory, lengths, max_tokens):
+@given(st.lists(st.integers(1, 15), max_size=12), st.integers(1, 20), st.integers(1, 12))
+def test_writer_splits_on_document_borders(tmp_path_factory, lengths, max_tokens, batch_documents):
     path = tmp_path_factory.mktemp("shards")
     with writer(path, max_tokens) as shards:
-        for number, tokens in enumerate(lengths):
-            add(shards, tokens, number)
+        for first in range(0, len(lengths), batch_documents):
+            shards.add(batch(lengths[first : first + batch_documents], first))
     groups = []
     for tokens in lengths:
         if groups and sum(groups[-1]) + tokens <= max_tokens:
@@ -71,8 +83,7 @@ def test_writer_without_documents_makes_no_file(tmp_path):
 def test_writer_that_fails_leaves_nothing_of_the_shard_in_progress(tmp_path):
     def fail_in_the_second_shard():
         with writer(tmp_path) as shards:
-            add(shards, 8, 0)
-            add(shards, 8, 1)
+            shards.add(batch([8, 8]))
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
@@ -81,10 +92,23 @@ def test_writer_that_fails_leaves_nothing_of_the_shard_in_progress(tmp_path):
     assert names == ["web-00003-00.bin", "web-00003-00.docs.parquet", "web-00003-00.json"]
 
 
+def test_table_has_groups_of_the_same_size_whatever_the_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("rqwen3_pipeline.corpus.shards.FLUSH_DOCUMENTS", 5)
+    made = []
+    for size in (1, 3, 5, 17):
+        folder = tmp_path / str(size)
+        with writer(folder, 10**6) as shards:
+            for first in range(0, 17, size):
+                shards.add(batch([2] * min(size, 17 - first), first))
+        made.append((folder / "tokens" / "web-00003-00.docs.parquet").read_bytes())
+        groups = pq.ParquetFile(folder / "tokens" / "web-00003-00.docs.parquet").metadata
+        assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [5, 5, 5, 2]
+    assert len(set(made)) == 1
+
+
 def test_sidecar_says_what_the_shard_is(tmp_path):
     with writer(tmp_path, heldout=True) as shards:
-        add(shards, 4, 1)
-        add(shards, 5, 2)
+        shards.add(batch([4, 5], first=1))
     sidecar = json.loads(sidecar_path(tmp_path / "tokens" / "web-00003-00.bin").read_text())
     sha256 = hashlib.sha256((tmp_path / "tokens" / "web-00003-00.bin").read_bytes()).hexdigest()
     assert sidecar == {
@@ -96,6 +120,7 @@ def test_sidecar_says_what_the_shard_is(tmp_path):
         "tokens": 9,
         "documents": 2,
         "text_bytes": 27,
+        "markup": 3,
         "sha256": sha256,
         "heldout": True,
         "settings_sha256": "s",

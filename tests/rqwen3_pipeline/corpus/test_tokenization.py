@@ -14,7 +14,7 @@ from model.shard_format import docs_path
 from rqwen3_pipeline.corpus import tokenization
 from rqwen3_pipeline.corpus.build import items_of, run_stage
 from rqwen3_pipeline.corpus.stamps import tokens_stamp_path
-from rqwen3_pipeline.corpus.tokenization import make_tokenizer, oracle_sample, tokenize_file
+from rqwen3_pipeline.corpus.tokenization import difference, make_tokenizer, oracle_sample, tokenize_file
 from rqwen3_pipeline.corpus.tokenizer import Encoder, load_encoder
 
 from .made import prose
@@ -75,29 +75,88 @@ def test_markup_in_a_document_stays_text(root, tokenized, tokenizer_file):
     assert not np.isin(ids, [added["<|im_start|>"], added["<think>"]]).any()
 
 
-def test_engine_equals_oracle_on_awkward_text(tokenizer_file):
-    encoder = Encoder(tokenizer_file.read_bytes())
-    texts = ["", " ", "\n\n \t", "é", "數學 123", "👍🏽", "a" * 5000, "\u0301x", "<|endoftext|>", "\ufffd", "x\r\ny"]
-    assert encoder.engine == "fastokens"
-    pairs = zip(encoder.encode(texts), encoder.encode_by_oracle(texts), strict=True)
-    assert all(np.array_equal(a, b) for a, b in pairs)
+def test_markup_is_counted_by_document_and_by_token(root, tokenized):
+    rows = [{"text": marker + prose(i)} for i, marker in enumerate(MARKERS)]
+    config, lock = tokenized("textbooks", rows, heldout_one_in=2)
+    report = tokenize_file(root, config, lock, "textbooks", "00000")
+    assert report["markup"] == {"<think>": 1, "<|endoftext|>": 3, "<|im_start|>": 1}
+    assert report["documents"] > 0
+    assert report["heldout_documents"] > 0
+    sidecars = [read_json((root.path / name).with_suffix(".json")) for name in report["shards"]]
+    sidecars += [read_json((root.path / name).with_suffix(".json")) for name in report["heldout_shards"]]
+    assert sum(sidecar["markup"] for sidecar in sidecars) == 5
 
 
-def test_a_difference_to_the_oracle_fails_the_partition_and_leaves_no_stamp(root, tokenized, monkeypatch):
-    config, lock = tokenized("textbooks", [{"text": prose(i)} for i in range(10)])
-    honest = Encoder.encode
+@pytest.fixture
+def crooked(monkeypatch):
+    """An engine that changes the given token of each text of more than 100 tokens."""
 
-    def crooked(self, texts):
-        arrays = [array.copy() for array in honest(self, texts)]
-        arrays[0][0] ^= 1
-        return arrays
+    def install(position):
+        honest = Encoder._encode_fast
 
-    monkeypatch.setattr(Encoder, "encode", crooked)
-    with pytest.raises(CorpusError, match=r"filtered/textbooks/00000\.parquet: fastokens and tokenizers .* \(row 0\)"):
+        def encode(self, texts):
+            ids, ends = honest(self, texts)
+            ids, start = ids.copy(), 0
+            for end in ends.tolist():
+                if end - start > 100:
+                    ids[start + position] ^= 1
+                start = end
+            return ids, ends
+
+        monkeypatch.setattr(Encoder, "_encode_fast", encode)
+
+    return install
+
+
+@pytest.mark.parametrize("position", [0, 7])
+def test_a_difference_to_the_oracle_fails_the_partition_and_leaves_nothing(root, tokenized, crooked, position):
+    rows = [{"text": prose(i, words=3)} for i in range(300)] + [{"text": prose(900, words=200)}]
+    config, lock = tokenized("textbooks", rows, limits={"min_chars": 1}, shard_max_tokens=500, oracle_documents=400)
+    crooked(position)
+    message = (
+        r"filtered/textbooks/00000\.parquet: fastokens and tokenizers give document textbooks__0\.parquet#300 "
+        rf"\(row 300\) different ids from token {position} on"
+    )
+    with pytest.raises(CorpusError, match=message):
         tokenize_file(root, config, lock, "textbooks", "00000")
     assert not tokens_stamp_path(root, "textbooks", "00000").exists()
-    assert not list(root.tokens.rglob("*.bin"))
-    assert not list(root.tokens.rglob(".*"))
+    assert [path for path in root.tokens.rglob("*") if path.is_file()] == []  # the shards that were closed went too
+
+
+def test_difference_in_length_is_at_the_end_of_the_shorter_one(tokenizer_file):
+    encoder = Encoder(tokenizer_file.read_bytes())
+    (ids,) = encoder.encode_by_oracle([prose(1)])
+    assert difference(encoder, prose(1), ids) is None
+    assert difference(encoder, prose(1), ids[:-1]) == len(ids) - 1
+    assert difference(encoder, prose(1), np.append(ids, ids[:1])) == len(ids)
+
+
+def test_difference_in_a_long_document_is_looked_for_in_its_beginning(tokenizer_file, monkeypatch):
+    monkeypatch.setattr(tokenization, "ORACLE_CHARS", 900)
+    encoder, text = Encoder(tokenizer_file.read_bytes()), " ".join(prose(i) for i in range(40))
+    (ids,) = encoder.encode_by_oracle([text])
+    assert difference(encoder, text, ids) is None
+    wrong = ids.copy()
+    wrong[50] ^= 1
+    assert difference(encoder, text, wrong) == 50
+    assert difference(encoder, text, ids[:30]) == 30
+
+
+def test_batches_do_not_shape_the_shards(root, tokenized, monkeypatch):
+    rows = [{"text": prose(i, words=5 + i % 90)} for i in range(200)]
+    config, lock = tokenized("textbooks", rows, limits={"min_chars": 1}, shard_max_tokens=3000)
+
+    def files():
+        tokens_stamp_path(root, "textbooks", "00000").unlink(missing_ok=True)
+        tokenize_file(root, config, lock, "textbooks", "00000")
+        return {path.name: path.read_bytes() for path in root.tokens.rglob("*") if path.is_file()}
+
+    whole = files()
+    assert len(whole) > 9
+    for rows_, size in ((1, 10**9), (7, 10**9), (64, 700), (10**6, 1)):
+        monkeypatch.setattr(tokenization, "READ_ROWS", rows_)
+        monkeypatch.setattr(tokenization, "BATCH_BYTES", size)
+        assert files() == whole
 
 
 def test_without_fastokens_the_fallback_gives_the_same_bytes(root, tokenized, monkeypatch):
