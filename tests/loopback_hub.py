@@ -185,7 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
         step = self.hub.bytes_per_s // 100 or max(len(body), 1)
         for start in range(0, len(body), step):
             yield body[start : start + step]
-            time.sleep(0.01 if self.hub.bytes_per_s else 0)
+            if self.hub.bytes_per_s:
+                time.sleep(0.01)
 
     def _json(self, value: Any, headers: dict[str, str] | None = None) -> None:
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
