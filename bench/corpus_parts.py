@@ -19,26 +19,34 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from model.shard_format import docs_path
-from rqwen3_pipeline.corpus.build import items_of, run_stage
+from rqwen3_pipeline.corpus.build import build_corpus, items_of
 from rqwen3_pipeline.corpus.encoder import Encoder
 from rqwen3_pipeline.corpus.lock import read_lock
 from rqwen3_pipeline.corpus.sources import corpus_config
-from rqwen3_pipeline.corpus.stamps import tokens_stamp_path
+from rqwen3_pipeline.corpus.stamps import stamp_path, tokens_stamp_path
 from rqwen3_pipeline.settings import RunRoot, Settings
 
 
 def stage(root: RunRoot, profile: str, workers: int) -> dict[str, Any]:
-    """Our stage: from the call to the last stamp, the workers' start and their vocabulary included."""
-    config, lock = corpus_config(Settings(profile=profile).run_config), read_lock(root)
-    items = items_of("tokens", config, lock)
-    for source, key in items:
+    """Our stage within a build: from the last survivors to the last stamp, the vocabulary's loading included.
+
+    Digests are made again too, so that the workers have started when the stage begins, as in any build.
+    """
+    run = Settings(profile=profile).run_config
+    config, lock = corpus_config(run), read_lock(root)
+    for source, key in items_of("tokens", config, lock):
         tokens_stamp_path(root, source, key).unlink()
-    began = time.monotonic()
-    outcomes = run_stage("tokens", root, config, lock, items, workers)
-    seconds = time.monotonic() - began
-    reports = [outcome.report or {} for outcome in outcomes]
-    tokens = sum(report["tokens"] + report["heldout_tokens"] for report in reports)
-    return {"seconds": seconds, "tokens": tokens, "errors": [o.error for o in outcomes if o.error]}
+        stamp_path(root.digests(source, key)).unlink()
+    ended: dict[str, float] = {}
+    report = build_corpus(
+        root,
+        config,
+        run.training,
+        lock.origin,
+        workers=workers,
+        progress=lambda outcome: ended.update({outcome.stage: time.monotonic()}),
+    )
+    return {"seconds": ended["tokens"] - ended["survivors"], "tokens": report["tokens"] + report["heldout_tokens"]}
 
 
 def survivors(root: RunRoot) -> Iterator[tuple[str, str, list[int], list[str]]]:

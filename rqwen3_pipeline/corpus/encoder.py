@@ -80,7 +80,7 @@ class Encoder:
     def _plain(self) -> str:
         """The file without its added tokens; the parsed content takes much more memory and goes."""
         content, self._content = self._content, {}
-        return json.dumps(content)
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
     @cached_property
     def _engine(self) -> Any:
