@@ -117,12 +117,12 @@ def _run(
             if item not in parallel:
                 done(work(task, item))
         if pool is not None and parallel:
-            pool.run(task, _largest_first(task, missing), done)
+            pool.run(task, largest_first(task, missing), done)
     sweep_claims(root, task.stage, items)
     return [outcomes[item] for item in items]
 
 
-def _largest_first(task: Task, items: Sequence[Item]) -> list[Item]:
+def largest_first(task: Task, items: Sequence[Item]) -> list[Item]:
     """Pieces in the order in which workers take them, so that none begins a long one when the others are done."""
     if task.stage == "survivors":
         return list(items)
@@ -232,7 +232,7 @@ class _Build:
                 return ()
             if waits_for := self._wait("filtered", items_of("filtered", self.config, self.lock)):
                 return waits_for
-        self.tokenizer()
+            self.tokenizer()
         self.do("tokens", self._sound(items))
         return ()
 

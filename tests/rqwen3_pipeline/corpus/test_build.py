@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from model.errors import CorpusError
-from rqwen3_pipeline.corpus.build import STAGES, build_corpus, items_of, pending, run_stage
+from model.errors import CorpusError, SourceError
+from rqwen3_pipeline.corpus.build import HTML_COST, STAGES, build_corpus, items_of, largest_first, pending, run_stage
 from rqwen3_pipeline.corpus.lock import lock_folder
 from rqwen3_pipeline.corpus.pieces import Task
 from rqwen3_pipeline.corpus.workers import Pool
@@ -215,3 +215,24 @@ def test_killed_workers_cost_their_pieces_and_no_others(root, config, folder):
 def test_run_stage_of_no_stage_is_refused(root, config, folder):
     with pytest.raises(ValueError, match="no stage of pieces"):
         run_stage("manifest", root, config, lock_folder(root, config, folder), [])
+
+
+def test_build_with_a_wrong_tokenizer_stops_before_anything_is_filtered(
+    root, make_config, training, folder, pinned, tokenizer_file, tmp_path
+):
+    other = tmp_path / "tokenizer.json"
+    other.write_bytes(tokenizer_file.read_bytes() + b" ")
+    with pytest.raises(SourceError, match="pins"):
+        build_corpus(root, make_config(**pinned), training, folder, other)
+    assert not (root.path / "filtered").exists()
+
+
+def test_largest_pieces_go_first_and_html_counts_for_more(root, config, folder):
+    lock = lock_folder(root, config, folder)
+    for stage, factor in (("filtered", HTML_COST), ("tokens", 1)):
+        task = Task(stage=stage, root=root.path, config=config, lock=lock, rebuild=False)
+        items = items_of(stage, config, lock)
+        order = largest_first(task, items)
+        costs = [lock.file(*item).size_bytes * (factor if item[0] == "stackexchange" else 1) for item in order]
+        assert costs == sorted(costs, reverse=True)
+        assert sorted(order) == sorted(items)
