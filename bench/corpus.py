@@ -229,8 +229,9 @@ def main() -> None:
     parser.add_argument("--without-datatrove", action="store_true", help="leave the slow half out")
     options = parser.parse_args()
     bench = Bench(options.folder.resolve(), find_tokenizer(options.tokenizer), options.workers)
-    for source, mix in assemble(bench.corpus, bench.folder / "packages", options.mb).items():
-        print(f"{source:<14} {mix}", flush=True)
+    mix = assemble(bench.corpus, bench.folder / "packages", options.mb)
+    print("\n".join(f"{source:<14} {facts}" for source, facts in mix.items()))
+    print(f"in all {sum(facts['mb'] for facts in mix.values()):.0f} MB of the {options.mb} MB wanted", flush=True)
     if options.exact:
         bench.build()
         found = bench.part("exact")

@@ -6,6 +6,7 @@ sources; a content that was taken once is never taken again. The shares of the s
 the recipe. Making 300 MB takes some 400 MB of downloads and two minutes, once; the folder is kept.
 """
 
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -28,6 +29,7 @@ from rqwen3_pipeline.corpus.installed_prose import articles, docstrings, install
 from rqwen3_pipeline.corpus.stackexchange import html_to_text
 
 FORMAT = 1
+"""Raised when the material changes, so that a folder with an older one is made again."""
 FILE_BYTES = 80_000_000
 """Text of one parquet file, roughly; the published sets have ten times as much and more."""
 LONG_CHARS = 20_000
@@ -301,8 +303,9 @@ def assemble(folder: Path, packages: Path, megabytes: int) -> dict[str, Any]:
         The mix, by source: `mb`, `rows`, `rows_over_20_kb`, `kinds_mb`.
     """
     report = folder / "mix.json"
-    if report.is_file():
-        return json.loads(report.read_text())["sources"]
+    made = {"format": FORMAT, "megabytes": megabytes}
+    if report.is_file() and (there := json.loads(report.read_text())).items() >= made.items():
+        return there["sources"]
     shutil.rmtree(folder, ignore_errors=True)
     whole = sum(SHARES.values())
     open_ = {name: _Files(folder, name, megabytes * 1e6 * share / whole) for name, share in SHARES.items()}
@@ -329,7 +332,7 @@ def assemble(folder: Path, packages: Path, megabytes: int) -> dict[str, Any]:
     for files in open_.values():
         files.close()
     mix = {name: files.mix for name, files in open_.items()}
-    report.write_text(json.dumps({"format": FORMAT, "megabytes": megabytes, "sources": mix}, indent=1) + "\n")
+    report.write_text(json.dumps(made | {"sources": mix}, indent=1) + "\n")
     return mix
 
 
@@ -338,8 +341,4 @@ def _material(packages: Path) -> Iterator[Page]:
     for patterns, mathematics in ((MATHEMATICS, True), (GENERAL, False)):
         names = list(resolve_packages(patterns).values())
         for page in _package_pages(names, packages):
-            yield Page(**{**_asdict(page), "mathematics": mathematics})
-
-
-def _asdict(page: Page) -> dict[str, Any]:
-    return {name: getattr(page, name) for name in Page.__dataclass_fields__}
+            yield dataclasses.replace(page, mathematics=mathematics)
