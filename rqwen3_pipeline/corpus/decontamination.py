@@ -15,8 +15,9 @@ text is taken in pieces, so that its words are never in memory all at once.
 import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -217,16 +218,11 @@ def scan_corpus(
         `documents_read`, and `offending` (source, file, row, id, url, task, item, words), at most 100 a file.
 
     Raises:
-        CorpusError: a benchmark or a filtered file is missing.
+        CorpusError: a benchmark or a filtered file is missing, or a worker was killed.
     """
     pieces = [(source, file.key) for source in sources for file in lock.files(source)]
     questions = read_questions(root, tasks)
-    scan = partial(scan_file, root.path, tuple(tasks))
-    if workers > 1 and len(pieces) > 1:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            reports = list(pool.map(scan, pieces))
-    else:
-        reports = list(map(scan, pieces))
+    reports = _scan_files(partial(scan_file, root.path, tuple(tasks)), pieces, min(workers, len(pieces)))
     found = {(task, item) for report in reports for task, item in report["found"]}
     documents: Counter[str] = Counter()
     for report in reports:
@@ -245,6 +241,21 @@ def scan_corpus(
         "documents_read": sum(report["documents_read"] for report in reports),
         "offending": [entry for report in reports for entry in report["offending"]],
     }
+
+
+def _scan_files(
+    scan: Callable[[tuple[str, str]], dict[str, Any]], pieces: Sequence[tuple[str, str]], workers: int
+) -> list[dict[str, Any]]:
+    if workers < 2:
+        return list(map(scan, pieces))
+    try:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(scan, pieces))
+    except BrokenProcessPool as error:
+        raise CorpusError(
+            f"a worker that looked for benchmark questions was killed ({error}). Run again, with fewer workers if "
+            "memory was short; what was looked at is kept."
+        ) from error
 
 
 def scan_file(folder: Path, tasks: tuple[str, ...], piece: tuple[str, str]) -> dict[str, Any]:

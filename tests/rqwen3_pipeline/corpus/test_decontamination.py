@@ -1,6 +1,8 @@
 import json
+import os
 import random
 import re
+import signal
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -118,6 +120,16 @@ def test_planted_question_is_found_and_named(one_source, root) -> None:
         assert (named["source"], named["file"], named["row"], named["url"]) == ("openwebmath", file, row, "m/7")
         assert (named["task"], named["item"]) == ("arc_easy", 2)
         assert named["words"] == " ".join(QUESTION.lower().split()[:13])
+
+
+def end_itself(piece: tuple[str, str]) -> dict:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def test_worker_that_is_killed_is_an_error_in_words() -> None:
+    with pytest.raises(CorpusError, match=r"a worker .* was killed .* Run again, with fewer workers"):
+        decontamination._scan_files(end_itself, [("openwebmath", "00000"), ("openwebmath", "00001")], 2)
 
 
 def texts(root, key: str) -> list[str]:
