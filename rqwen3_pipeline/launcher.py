@@ -122,7 +122,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         """
         run = context.dagster_run
         try:
-            wanted = wish(self._step_tags(run), run.tags, self._site())
+            wanted = wish(self._step_tags(run), run.tags, self.site())
             if not wanted.local:
                 self._launch(run, wanted)
         except SlurmUnavailable as error:
@@ -177,7 +177,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         return Place(
             home=self.home,
             profile=self._profile,
-            env_file=self._site().env_file or shipped("sbatch/env.sh"),
+            env_file=self.site().env_file or shipped("sbatch/env.sh"),
             save_budget_s=int(self.patience.save_s),
         )
 
@@ -217,7 +217,12 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         wanted = set(run.step_keys_to_execute or plan.step_keys_to_execute)
         return [step.tags or {} for step in plan.steps if step.key in wanted]
 
-    def _site(self) -> Cluster:
+    def site(self) -> Cluster:
+        """What the site's file says.
+
+        Raises:
+            ConfigError: it can't be read, or holds something that is not valid.
+        """
         return load_cluster(Path(self._cluster)) if self._cluster else Cluster()
 
     # Watching

@@ -20,6 +20,9 @@ from model.shard_format import Manifest, open_shard, read_manifest
 from rqwen3_pipeline.plan import refusal
 from rqwen3_pipeline.programs import run_program
 from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.slurm import doctor
+from rqwen3_pipeline.slurm.client import Slurm, SlurmUnavailable
+from rqwen3_pipeline.slurm.cluster import Cluster
 from rqwen3_pipeline.training import pretrain_arguments
 
 
@@ -39,6 +42,10 @@ class Asked:
     """The GPU that submissions will get, as `rqwen3 plan --gpu` names it; empty where it is not known."""
     here: bool = True
     """Submissions run on this machine, so a dry step here says something of them."""
+    cluster: Cluster | None = None
+    """The site, where submissions are SLURM jobs."""
+    slurm: Slurm | None = None
+    """The way to it."""
 
     @property
     def folder(self) -> Path:
@@ -135,12 +142,23 @@ def dry_step(asked: Asked) -> Answer:
     return f"{figures['step_s']:.2f} s a step, at most {figures['peak_memory_gib']:.2f} GiB", figures
 
 
+def scheduler(asked: Asked) -> Answer:
+    """SLURM would take a submission's job: partition, GRES, QoS, account and time go together."""
+    if asked.cluster is None or asked.slurm is None:
+        return "submissions are no SLURM jobs here", {}
+    try:
+        return doctor.rehearse("gpu", asked.cluster, asked.slurm), {}
+    except SlurmUnavailable as error:  # that says nothing against the job; its launch waits for SLURM anyway
+        return f"could not be asked: {error}", {}
+
+
 CHECKS: tuple[Callable[[Asked], Answer], ...] = (
     shard_sizes,
     shard_hashes,
     tokenizer_fits,
     memory_plan,
     free_space,
+    scheduler,
 )
 
 

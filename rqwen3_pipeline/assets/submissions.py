@@ -18,6 +18,7 @@ from rqwen3_pipeline.assets.common import (
     submission_partitions,
 )
 from rqwen3_pipeline.assets.plots import curve_markdown
+from rqwen3_pipeline.assets.preflight import asked_for
 
 EVENT_EVERY_S = 30.0
 PLOT_POINTS = 400
@@ -47,14 +48,14 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
     A submission that was cut and saved is a success; its stop reason says what ended it.
     """
     from rqwen3_pipeline.experiments.facts import next_attempt
-    from rqwen3_pipeline.preflight import Asked, preflight_problem, run_preflight
+    from rqwen3_pipeline.preflight import preflight_problem, run_preflight
     from rqwen3_pipeline.programs import ProgramFailedError
     from rqwen3_pipeline.training import EXIT_CONTINUE, cancelled, parse_submission, run_submission
 
     here = pipeline()
     run, config_path = experiment(here, context.partition_key)
     if run.name != here.run.name and preflight_problem(here.root.experiment(run.name)):
-        run_preflight(Asked(root=here.root, run=run, config_path=config_path))  # the asset does the profile's alone
+        run_preflight(asked_for(here, run, config_path, context.instance))  # the asset does the profile's alone
     number = parse_submission(context.partition_key, run.name)
     attempt = next_attempt(here.root, run.name, number)
     _tag(context, {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)})

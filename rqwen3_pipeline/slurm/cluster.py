@@ -2,6 +2,7 @@
 
     [cluster]
     name = "example"
+    gpu = "l40s"                  # what jobs of kind gpu get, as `rqwen3 plan --gpu` names it; preflight plans for it
     env_file = "env.sh"           # sourced by every job, relative to this file; the shipped one by default
 
     [options]                     # for every job
@@ -46,6 +47,8 @@ class Cluster:
     """One site."""
 
     name: str = "unnamed"
+    gpu: str = ""
+    """The GPU of jobs that ask for one, as `rqwen3 plan --gpu` names it; empty where it is not said."""
     env_file: Path | None = None
     """Sourced by every job."""
     common: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -84,7 +87,7 @@ def load_cluster(path: Path) -> Cluster:
         ) from error
     _refuse_others(f"{path}", content, ("cluster", "options"))
     about = _table(path, content, "cluster")
-    _refuse_others(f"{path}, [cluster]", about, ("name", "env_file"))
+    _refuse_others(f"{path}, [cluster]", about, ("name", "gpu", "env_file"))
     given = _table(path, content, "options")
     kinds = {key: _table(path, given, key) for key, value in given.items() if isinstance(value, dict)}
     _refuse_others(f"{path}, [options.…]", kinds, KINDS)
@@ -92,6 +95,7 @@ def load_cluster(path: Path) -> Cluster:
     try:
         return Cluster(
             name=str(about.get("name", path.stem)),
+            gpu=str(about.get("gpu", "")),
             env_file=(path.parent / str(about["env_file"])).resolve() if "env_file" in about else None,
             common=_checked(common),
             kinds={kind: _checked(options) for kind, options in kinds.items()},

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from model.errors import RQwen3Error
+from model.errors import ConfigError, RQwen3Error
 from model.files import NETWORK_FILE_SYSTEMS, file_system_kind
-from rqwen3_pipeline.slurm.client import Slurm, SlurmError
+from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected
 from rqwen3_pipeline.slurm.cluster import KINDS, LOCAL, WHERE, Cluster, wish
 from rqwen3_pipeline.slurm.options import JobOptions
 
@@ -103,16 +103,30 @@ def _of_slurm(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
 
 def _kind(kind: str, cluster: Cluster, slurm: Slurm) -> Finding:
     what = f"jobs of kind {kind}"
+    try:
+        return _good(what, rehearse(kind, cluster, slurm))
+    except RQwen3Error as error:
+        return _bad(what, str(error))
+
+
+def rehearse(kind: str, cluster: Cluster, slurm: Slurm) -> str:
+    """What SLURM says of a job of that kind: partition, GRES, QoS, account and time limit together.
+
+    Raises:
+        SlurmRejected: it would not be taken; the message says what was asked for, and where that is written.
+        SlurmUnavailable: SLURM does not answer.
+        ConfigError: the options can't be had together.
+    """
     options = cluster.options(kind)
     if options.get(WHERE) == LOCAL:
-        return _good(what, "run on the daemon's host")
+        return "run on the daemon's host"
     try:
         wanted = wish([{}], {"slurm/kind": kind}, cluster)
-        said = slurm.rehearse(JobOptions(job_name="rqwen3-doctor", **wanted.options))
-    except RQwen3Error as error:
+        return slurm.rehearse(JobOptions(job_name="rqwen3-doctor", **wanted.options))
+    except (SlurmRejected, ConfigError) as error:
         asked = ", ".join(f"{key}={value}" for key, value in options.items()) or "the site's defaults"
-        return _bad(what, f"{error} Asked for: {asked}. Mend [options.{kind}] in the file that RQWEN3_CLUSTER names.")
-    return _good(what, said)
+        where = f"Mend [options.{kind}] in the file that RQWEN3_CLUSTER names."
+        raise type(error)(f"{error} Asked for: {asked}. {where}") from error
 
 
 def _of_files(home: Path, wants_slurm: bool, has_postgres: bool) -> Iterator[Finding]:

@@ -56,6 +56,7 @@ class JobOptions:
     nodelist: str | None = None
     exclude: str | None = None
     signal: str | None = "B:USR1@300"
+    """The warning before the end; at most a third of the time limit is left then."""
     dependency: str | None = None
     comment: str | None = None
     output: str | None = None
@@ -72,6 +73,9 @@ class JobOptions:
     def arguments(self) -> list[str]:
         """The arguments of `sbatch`, apart from the script."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.signal is not None and self.time_limit_s:  # a warning that came at once would leave nothing to train
+            mark, _, lead_s = self.signal.partition("@")
+            given["signal"] = f"{mark}@{min(int(lead_s), max(1, int(self.time_limit_s) // 3))}"
         if self.output is not None:
             given["output"] = self.output.replace("%", "%%")
         asked = [f"--{key.replace('_', '-')}={value}" for key, value in given.items() if value is not None]

@@ -7,6 +7,9 @@ import pytest
 from model.errors import ConfigError
 from rqwen3_pipeline import preflight
 from rqwen3_pipeline.preflight import Asked, PreflightError, preflight_problem, run_preflight
+from rqwen3_pipeline.slurm.client import Slurm
+from rqwen3_pipeline.slurm.cluster import Cluster
+from tests.rqwen3_pipeline.slurm.fake import calls, programs
 
 
 @pytest.fixture
@@ -100,3 +103,22 @@ def test_preflight_that_was_red_and_is_mended_turns_green(asked):
     path.write_bytes(content)
     run_preflight(asked)
     assert preflight_problem(asked.folder) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "red_by", "said"),
+    [
+        ({"err": "sbatch: Job 3 to start at 2026-03-01T10:00:00\n"}, False, "to start at 2026-03-01"),
+        ({"err": "sbatch: error: Unable to contact slurm controller\n", "rc": 1}, False, "could not be asked"),
+        ({"err": "allocation failure: Invalid qos specification\n", "rc": 1}, True, "Invalid qos specification"),
+    ],
+)
+def test_preflight_asks_slurm_whether_it_would_take_such_a_job(asked, tmp_path, answer, red_by, said):
+    folder = programs(tmp_path / "bin", sbatch=answer)
+    site = Cluster(kinds={"gpu": {"qos": "gpu-long", "time": "00:02:00"}})
+    asked = dataclasses.replace(asked, cluster=site, slurm=Slurm())
+    told = red(asked) if red_by else str(run_preflight(asked)["checks"])
+    assert said in told
+    assert ("qos=gpu-long" in told) is red_by
+    (call,) = calls(folder)
+    assert {"--test-only", "--qos=gpu-long", "--signal=B:USR1@40"} <= set(call["argv"])
