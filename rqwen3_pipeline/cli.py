@@ -72,11 +72,12 @@ def status(ctx: click.Context, as_json: bool) -> None:
     """What is done, what is missing, and the next command."""
     import json
 
+    from rqwen3_pipeline.services import services
     from rqwen3_pipeline.status import render
     from rqwen3_pipeline.status import status as read_status
 
     settings = settings_of(ctx)
-    found = read_status(settings.root, settings.run_config)
+    found = read_status(settings.root, settings.run_config) | {"services": services(settings.root, settings)}
     click.echo(json.dumps(found, indent=1) if as_json else render(found))
 
 

@@ -1,8 +1,8 @@
 """Where everything stands, read from the run root's files: for a program, and for a person.
 
-Nothing is asked of Dagster or of SLURM, so it works while either is down. Pieces are judged by their
-stamps, as the stages themselves judge them; no shard and no checkpoint is read. Costs a small read
-per piece: a second for some thousand of them.
+Nothing is asked of Dagster or of SLURM, so it works while either is down; what they add is the part of
+`services`. Pieces are judged by their stamps, as the stages themselves judge them; no shard and no
+checkpoint is read. Costs a small read per piece: a second for some thousand of them.
 """
 
 import shutil

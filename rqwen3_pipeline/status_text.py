@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rqwen3_pipeline.evidence.words import quantity, size
+from rqwen3_pipeline.services import render_services
 
 SHOWN_SUBMISSIONS = 6
 BAR_CHARS = 24
@@ -45,6 +46,7 @@ def render(status: dict[str, Any], encoding: str | None = None) -> str:
         _corpus(status, marks),
         *(_experiment(name, item, marks) for name, item in status["experiments"].items()),
         _results(status, marks),
+        *(["\n".join(render_services(status["services"]))] if status.get("services", {}).get("daemon") else []),
         _next(status["next"]),
     ]
     text = "\n\n".join(parts)

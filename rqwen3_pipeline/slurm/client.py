@@ -131,6 +131,23 @@ class Slurm:
             return listed
         return self._controlled(job_id) or listed or self.accounted([job_id]).get(job_id)
 
+    def queue(self, partitions: Sequence[str]) -> dict[str, list[int]]:
+        """The jobs of everybody that wait in these partitions, those that come first first.
+
+        Raises:
+            SlurmUnavailable: SLURM does not answer.
+        """
+        which = ["-p", ",".join(partitions), "-t", "PENDING", "-S", "-p,i", "-h", "-o", "%A %P"]
+        answer = self._run(["squeue", *which])
+        if answer.returncode != 0:
+            raise SlurmError(f"squeue failed: {_words(answer)}. Try it by hand: squeue -p {','.join(partitions)}")
+        order: dict[str, list[int]] = {}
+        for line in answer.stdout.splitlines():
+            job_id, _, partition = line.partition(" ")
+            if job_id.isdigit():
+                order.setdefault(partition.strip(), []).append(int(job_id))
+        return order
+
     def find(self, name: str) -> list[Job]:
         """Jobs of this user with that name, asked anew; those that the controller forgot from the accounting.
 

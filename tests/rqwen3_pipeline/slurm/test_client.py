@@ -202,3 +202,13 @@ def test_case_s07_every_state_is_told_and_a_new_one_is_no_end(fakeslurm):
 
 def test_formats_ask_for_as_many_fields_as_are_read():
     assert parsing.SQUEUE_FORMAT.count(parsing.FIELD) == record().count(parsing.FIELD)
+
+
+def test_queue_lists_who_waits_in_which_order_and_asks_for_those_partitions(bin_folder):
+    programs(bin_folder, squeue={"out": "9 gpu\n7 gpu\n8 long\nslurm says hello\n"})
+    assert Slurm().queue(["gpu", "long"]) == {"gpu": [9, 7], "long": [8]}
+    (call,) = calls(bin_folder)
+    assert call["argv"][:4] == ["-p", "gpu,long", "-t", "PENDING"]
+    programs(bin_folder, squeue=AWAY)
+    with pytest.raises(SlurmUnavailable):
+        Slurm().queue(["gpu"])
