@@ -14,6 +14,7 @@ import errno
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from model import phases
 from model.errors import RQwen3Error
@@ -105,5 +106,12 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
     return run_submission(submission, stop)
 
 
+def _leave(code: int) -> NoReturn:
+    """End at once: everything is saved, and torch's threads have aborted the interpreter's teardown now and then."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(report(main()))
+    _leave(report(main()))

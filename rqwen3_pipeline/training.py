@@ -17,7 +17,7 @@ from typing import Any
 from model.config import RunConfig, build
 from model.errors import CheckpointError, ConfigError
 from model.files import read_json, read_jsonl, sha256_file
-from rqwen3_pipeline.programs import run_program
+from rqwen3_pipeline.programs import ProgramFailedError, run_program
 from rqwen3_pipeline.progress import Progress
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm.script import CANCEL, DEADLINE, STOP_FILE
@@ -158,13 +158,17 @@ def run_submission(
         arguments += ["--until-step", config.first_until_step] if number == 1 and config.first_until_step else []
         with Progress(f"training {submission_key(run.name, number)}", run.training.max_steps, "steps") as progress:
             watch = _Watch(folder / "metrics.jsonl", progress, say, say_every_s)
-            run_program(
-                "model.pretrain",
-                [str(argument) for argument in (*arguments, "--watch-parent")],
-                folder / "logs" / f"submission-{number:02d}-a{attempt}.log",
-                ok=(EXIT_FINISHED, EXIT_CONTINUE),
-                while_running=watch.look,
-            )
+            try:
+                run_program(
+                    "model.pretrain",
+                    [str(argument) for argument in (*arguments, "--watch-parent")],
+                    folder / "logs" / f"submission-{number:02d}-a{attempt}.log",
+                    ok=(EXIT_FINISHED, EXIT_CONTINUE),
+                    while_running=watch.look,
+                )
+            except ProgramFailedError:  # one that died after its record, in its own exit, has done its work
+                if record_of(root, run.name, number) is None:
+                    raise
             watch.look()
         record = record_of(root, run.name, number)
     if record is None:
