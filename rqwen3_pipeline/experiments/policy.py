@@ -36,7 +36,8 @@ RETRIED = frozenset({Outcome.LOST, Outcome.TIMED_OUT})
 ADVICE = {
     Outcome.OUT_OF_MEMORY: "Lower training.micro_batch_size (rqwen3 plan says what fits) or ask for more memory",
     Outcome.DISK_FULL: "Free space, or move the run root",
-    Outcome.NOT_FINITE: "Look at the windows of those steps (rqwen3 trace), or lower training.learning_rate",
+    Outcome.NOT_FINITE: "Look at the windows of those steps (rqwen3 trace); a lower training.learning_rate is another "
+    "experiment (rqwen3 experiment new)",
     Outcome.ERROR: "Mend what the log names",
     Outcome.CANCELLED: "If that was not meant",
     Outcome.CANNOT_START: "Ask for what the partition can give",
