@@ -174,9 +174,9 @@ class SlurmCluster:
             self.run("scancel", *ids)
         self.wait_until_idle()
 
-    def stop_controller(self) -> None:
+    def stop_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Take slurmctld away; the nodes and their jobs go on."""
-        self._daemons.stop("slurmctld")
+        self._daemons.stop("slurmctld", number)
 
     def start_controller(self) -> None:
         """Bring slurmctld back; returns when it answers."""

@@ -55,6 +55,11 @@ class Files:
         return self.folder / "slurm.conf"
 
     @property
+    def job_log(self) -> Path:
+        """A line for each job that has ended."""
+        return self.folder / "log" / "jobs"
+
+    @property
     def munge_socket(self) -> Path:
         """Socket of the own munged."""
         return self.folder / "munge.socket"
@@ -118,6 +123,8 @@ def slurm_conf(files: Files, settings: ClusterSettings, ports: list[int]) -> str
         "SlurmdParameters=config_overrides",
         "SchedulerType=sched/backfill",
         "SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=5",
+        "JobCompType=jobcomp/filetxt",
+        f"JobCompLoc={files.job_log}",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=2",
         "JobAcctGatherParams=OverMemoryKill",
