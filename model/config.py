@@ -7,21 +7,16 @@ checkpoint says everything. A misspelt key is refused with the list of the valid
 """
 
 import dataclasses
-import difflib
 import re
-import tomllib
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model.config_build import LINE, build, read_toml, unknown_names
 from model.errors import ConfigError
 
 SECTIONS = ("run", "data", "model", "training", "submissions", "evaluation")
-LINE = "\n  "
 """Between the problems of one message."""
-T = typing.TypeVar("T")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -315,7 +310,7 @@ def load_run_config(path: Path) -> RunConfig:
     sections = read_toml(path)
     problems: list[str] = []
     if unknown := [name for name in sections if name not in SECTIONS]:
-        problems.append(_unknown("section", unknown, SECTIONS))
+        problems.append(unknown_names("section", unknown, SECTIONS))
     parts: list[Any] = []
     for name, cls in (("run", _RunSection), ("model", CoreConfig), ("training", TrainConfig)):
         try:
@@ -329,77 +324,6 @@ def load_run_config(path: Path) -> RunConfig:
         except ConfigError as error:
             problems.append(str(error))
     raise ConfigError(f"{path}: {LINE.join(problems)}")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
-
-    Raises:
-        ConfigError: it is missing, or no TOML; the message gives the line and column.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file. Name one of configs/*.toml, or a copy of it.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}. Mend that place and run again.") from error
-
-
-def build(cls: type[T], values: Any, where: str) -> T:
-    """Make a config dataclass from a TOML table, strictly.
-
-    Args:
-        cls: a dataclass whose fields are bool, int, float, str or tuples of them, or None with one.
-        values: the table.
-        where: its dotted name, for messages.
-
-    Raises:
-        ConfigError: unknown keys (the valid ones are listed), missing ones, wrong types: all of them are named;
-            or the first value that is not possible.
-    """
-    if not isinstance(values, dict):
-        raise ConfigError(f"[{where}] must be a table, not {values!r}")
-    table = typing.cast(dict[str, Any], values)
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType] T is a dataclass
-    problems: list[str] = []
-    if unknown := [key for key in table if key not in fields]:
-        problems.append(f"[{where}] {_unknown('key', unknown, fields)}")
-    required = [name for name, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
-    if missing := [name for name in required if name not in table]:
-        problems.append(f"[{where}] lacks {', '.join(missing)}")
-    arguments: dict[str, Any] = {}
-    for key in table.keys() & fields.keys():
-        try:
-            arguments[key] = _coerce(table[key], hints[key], f"{where}.{key}")
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError(LINE.join(sorted(problems)))
-    return cls(**arguments)
-
-
-def _coerce(value: Any, hint: Any, where: str) -> Any:
-    if isinstance(hint, types.UnionType):
-        hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
-    if typing.get_origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        if isinstance(value, list | tuple):
-            return tuple(_coerce(entry, item, where) for entry in typing.cast(list[Any], value))
-        raise ConfigError(f"{where} = {value!r} must be a list of {item.__name__}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}, not {type(value).__name__}")
-    return value
-
-
-def _unknown(kind: str, names: list[str], valid: typing.Iterable[str]) -> str:
-    known, told = sorted(valid), list[str]()
-    for name in names:
-        near = difflib.get_close_matches(name, known, n=1)
-        told.append(f"has no {kind} {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-    return f"{' It '.join(told)} Valid: {', '.join(known)}."
 
 
 def _require(condition: bool, message: str) -> None:

@@ -15,7 +15,8 @@ from model.generate import load_tokenizer
 from model.preemption import StopWatch
 from model.session import TrainSession, set_threads
 from model.shard_format import read_manifest
-from model.trainer import EXIT_CONTINUE, EXIT_FINISHED, Submission
+from model.submission import Submission
+from model.trainer import EXIT_CONTINUE, EXIT_FINISHED
 from model.windows import TokenWindows
 
 STEPS = 3

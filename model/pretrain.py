@@ -84,7 +84,8 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
     from model.config import load_run_config
     from model.dry_run import dry_run
     from model.metrics import Attempt
-    from model.trainer import Submission, run_submission
+    from model.submission import Submission
+    from model.trainer import run_submission
 
     run = load_run_config(options.config)
     stop.lead_s = run.training.lead_s

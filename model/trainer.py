@@ -8,8 +8,6 @@ is begun that would not end in time, by the longest that it took before.
 import math
 import time
 import traceback
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from model import checkpoint, dry_step, lock, metrics, phases
@@ -23,40 +21,19 @@ from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
 from model.ledger import failure_reason, killed_record
 from model.memory import checkpoint_bytes
-from model.metrics import Attempt, RunLog
+from model.metrics import RunLog
 from model.mirror import open_mirror, require_package
 from model.preemption import StopWatch
 from model.run_config_guard import keep_config
 from model.saver import Saver, SaveReport
 from model.session import StepResult, TrainSession, pick_device, set_threads
 from model.shard_format import read_manifest
+from model.submission import Submission
 from model.windows import TokenWindows
 
 EXIT_FINISHED, EXIT_CONTINUE, EXIT_FAILED = 0, 75, 1
 SKIPS_ALLOWED = 3
 """Non-finite losses in a row that are skipped; one more stops the run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """What one call of the trainer is asked to do."""
-
-    config: Path
-    """The run's TOML file."""
-    manifest: Path
-    """The corpus' manifest."""
-    run_dir: Path
-    """Folder of the experiment."""
-    attempt: Attempt
-    """Which slice of the run this is."""
-    until_step: int | None = None
-    """Stop after this step, saved, as if a deadline had come."""
-    job_alive_command: str | None = None
-    """Answers whether the job of a lock's holder lives."""
-    verify_data: bool = False
-    """Hash every shard before the first step, however large the corpus."""
-    accept_other_data: bool = False
-    """Go on although the checkpoint was trained on another manifest."""
 
 
 def run_submission(submission: Submission, stop: StopWatch) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from model.benchmarks import members
-from model.config import RunConfig, build
+from model.config import RunConfig
+from model.config_build import build
 from model.errors import CheckpointError, ConfigError
 from model.files import canonical_json, read_json, sha256_bytes, write_json
 from model.model_card import renew_card

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.config import RunConfig, build
+from model.config import RunConfig
+from model.config_build import build
 from model.errors import CheckpointError, ConfigError
 from model.files import read_json, read_jsonl, sha256_file
 from rqwen3_pipeline.programs import ProgramFailedError, run_program

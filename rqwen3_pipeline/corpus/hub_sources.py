@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from model.config import build
+from model.config_build import build
 from model.errors import ConfigError
 
 SITES = {

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from model.benchmarks import GROUPS as GROUPS_OF_BENCHMARKS
 from model.benchmarks import members
-from model.config import RunConfig, TrainConfig, build
+from model.config import RunConfig, TrainConfig
+from model.config_build import build
 from model.errors import ConfigError
 from rqwen3_pipeline.corpus.hub_sources import HubSource, split_table
 from rqwen3_pipeline.settings import SOURCES

@@ -7,7 +7,8 @@ files are missing: pending is not passed.
 import math
 from typing import Any
 
-from model.config import RunConfig, read_toml
+from model.config import RunConfig
+from model.config_build import read_toml
 from model.errors import ConfigError
 from rqwen3_pipeline.evidence.readings import Reader, finite, table_of
 from rqwen3_pipeline.evidence.training import Logs

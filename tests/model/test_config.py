@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from model.config import CoreConfig, RunConfig, TrainConfig, build, load_run_config
+from model.config import CoreConfig, RunConfig, TrainConfig, load_run_config
+from model.config_build import build
 from model.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
