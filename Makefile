@@ -43,8 +43,10 @@ check: develop  ## the static part: style, types, import arrows
 test: check  ## everything that is checked at each change
 	@$(PY) -m pytest -m "not long"
 
-test-all: develop  ## the long tests
-	@$(PY) -m pytest -m long
+test-all: develop  ## the long tests; those on a SLURM cluster, which mostly wait, beside the others
+	@log=$$(mktemp); $(PY) -m pytest -m "long and cluster" >"$$log" 2>&1 & cluster=$$!; \
+	$(PY) -m pytest -m "long and not cluster"; others=$$?; \
+	wait $$cluster; clusters=$$?; echo "On the cluster:"; cat "$$log"; rm -f "$$log"; exit $$((others + clusters))
 
 bench-memory: develop  ## memory of a filter worker over 2 GB files of awkward shapes: MB=500 makes them smaller
 	@$(PY) -m bench.filter_memory $(if $(MB),--mb $(MB))

@@ -6,6 +6,16 @@ import pytest
 from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
 
 
+CLUSTERS = {"slurm", "slurm_with_accounting"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a cluster: such tests mostly wait, so they run beside the others."""
+    for item in items:
+        if CLUSTERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.cluster)
+
+
 @pytest.fixture(autouse=True)
 def environment_of_its_own() -> Iterator[None]:
     """No test inherits what another one's code set: offline switches, run roots, a Dagster home."""
