@@ -12,7 +12,7 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture bench-launcher bench-corpus clean
+.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture chaos bench-launcher bench-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -62,6 +62,10 @@ bench-model: develop  ## step time and memory of the model against transformers;
 
 torture: develop  ## kill the trainer 204 times, in every phase, and judge what is left: KILLS=30 is shorter
 	@$(PY) -m bench.torture $(if $(KILLS),--kills $(KILLS)) $(if $(FOLDER),--folder "$(FOLDER)")
+
+chaos: develop  ## kill what a chain of submissions stands on, 36 times, and judge the end: FAULTS=12 STEPS=600
+	@$(PY) -m bench.chaos $(if $(FAULTS),--faults $(FAULTS)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(FOLDER),--folder "$(FOLDER)")
 
 bench-launcher: develop  ## cost and start latency of SLURM jobs, on a cluster of Debian's packages: PAIRS=7
 	@$(PY) -m bench.launcher --pairs $(or $(PAIRS),7)

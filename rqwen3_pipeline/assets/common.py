@@ -1,6 +1,7 @@
 """What every asset body begins and ends with: the settings in force, and reports as metadata."""
 
 import contextlib
+import json
 import math
 import queue
 import sys
@@ -15,6 +16,7 @@ import dagster as dg
 
 from model.config import RunConfig, load_run_config
 from model.errors import ConfigError
+from model.files import sha256_bytes, write_text
 from rqwen3_pipeline.assets.plots import histogram_markdown
 from rqwen3_pipeline.settings import SOURCES, RunRoot, Settings
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from rqwen3_pipeline.corpus.sources import CorpusConfig
 
 CODE_VERSION = "1"
+LONGEST_CHARACTERS = 50_000
+"""Of one piece of metadata: the event store and the asset's page carry all of them."""
 OWNERS = ["team:rqwen3"]
 
 submission_partitions = dg.DynamicPartitionsDefinition(name="submissions")
@@ -116,7 +120,8 @@ def experiment(here: Pipeline, submission_key: str) -> tuple[RunConfig, Path]:
 def metadata(report: dict[str, Any]) -> dict[str, Any]:
     """A stage's report as Dagster metadata: numbers plot over partitions, the rest is shown as JSON or text.
 
-    NaN and infinities would break the asset's page, so they become text.
+    NaN and infinities would break the asset's page, so they become text; what is longer than
+    `LONGEST_CHARACTERS` goes into a file of the run root, whose path is shown.
     """
     return {key: _value(key, value) for key, value in report.items() if value is not None}
 
@@ -134,9 +139,20 @@ def _value(key: str, value: Any) -> Any:
         )
     if isinstance(value, float) and not math.isfinite(value):
         return dg.MetadataValue.text(str(value))
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float):
         return value
-    return dg.MetadataValue.json(_finite(value))
+    text = value if isinstance(value, str) else json.dumps(_finite(value), default=str)
+    if len(text) > LONGEST_CHARACTERS:
+        return dg.MetadataValue.path(_kept(text))
+    return value if isinstance(value, str) else dg.MetadataValue.json(_finite(value))
+
+
+def _kept(text: str) -> Path:
+    """A file with the text, named after what is in it."""
+    path = pipeline().root.dagster_home / "long_texts" / f"{sha256_bytes(text.encode())[:16]}.txt"
+    if not path.exists():
+        write_text(path, text)
+    return path
 
 
 def _finite(value: Any) -> Any:

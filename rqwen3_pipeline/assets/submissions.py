@@ -21,6 +21,7 @@ from rqwen3_pipeline.assets.plots import curve_markdown
 from rqwen3_pipeline.assets.preflight import asked_for
 
 EVENT_EVERY_S = 30.0
+FINITE = "Every loss that the submission logged is a finite number."
 PLOT_POINTS = 400
 EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attempt", "rqwen3/exit_code"
 """Tags of a submission's run, by which the chain tells one attempt from the next."""
@@ -41,8 +42,9 @@ class SubmissionOptions(dg.Config):
     deps=["preflight"],
     partitions_def=submission_partitions,
     op_tags={"slurm/kind": "gpu", "slurm/stop": "save"},
+    check_specs=[dg.AssetCheckSpec("finite_losses", asset="submissions", description=FINITE)],
 )
-def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) -> dg.MaterializeResult[Any]:
+def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) -> dg.MaterializeResult:
     """One training job: resumes from the newest good checkpoint, saves when the clock or a signal says so.
 
     A submission that was cut and saved is a success; its stop reason says what ended it.
@@ -75,7 +77,24 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
         raise
     if report["exit_code"] == EXIT_CONTINUE and cancelled(os.environ):
         raise dg.Failure(f"Cancelled; saved at step {report['saved_step']:,}.", metadata(report), allow_retries=False)
-    return dg.MaterializeResult(metadata={**metadata(report), **_receipt(context, report)})
+    return dg.MaterializeResult(
+        metadata={**metadata(report), **_receipt(context, report)}, check_results=[_finite_losses(report)]
+    )
+
+
+def _finite_losses(report: dict[str, Any]) -> dg.AssetCheckResult:
+    """Whether every loss that this submission logged is a number: a skipped step leaves none."""
+    of_it = (report["submission"], report["attempt"])
+    points = (p for p in read_jsonl(Path(report["path"]) / "metrics.jsonl") if p.get("kind") in ("train", "heldout"))
+    bad = [p["step"] for p in points if (p.get("submission"), p.get("attempt")) == of_it and p.get("loss") is None]
+    said = f"no finite loss at {len(bad)} steps, the first is {bad[0]}: rqwen3 trace --step {bad[0]}" if bad else ""
+    return dg.AssetCheckResult(
+        check_name="finite_losses",
+        passed=not bad,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=said,
+        metadata={"steps": dg.MetadataValue.json(bad[:PLOT_POINTS])},
+    )
 
 
 def _tag(context: dg.AssetExecutionContext, tags: dict[str, str]) -> None:

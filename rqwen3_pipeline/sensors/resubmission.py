@@ -15,7 +15,7 @@ from rqwen3_pipeline.experiments.policy import Action, Decision, decide
 from rqwen3_pipeline.slurm.client import Slurm
 from rqwen3_pipeline.training import submission_key
 
-INTERVAL_S = 60
+INTERVAL_S = 30
 
 
 def experiments_of(here: Pipeline) -> list[str]:

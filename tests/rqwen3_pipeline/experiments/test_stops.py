@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from model.files import read_jsonl
@@ -23,6 +24,13 @@ from tests.dagster_server import REPOSITORY
 
 EXTRA_MIB = 300
 """Memory that a trainer gets above what it takes to start."""
+
+WORKER = """
+import sys
+from pathlib import Path
+from rqwen3_pipeline.programs import run_program
+run_program(sys.argv[1], sys.argv[3:], Path(sys.argv[2]))
+"""
 
 
 @pytest.fixture
@@ -84,6 +92,10 @@ class Chain:
         """One attempt, a record with that reason, and a stop that says it, until the command it names lifts it."""
         record = read_jsonl(self.sample.folder / "ledger.jsonl")[-1]
         assert record["stop_reason"] == reason, self.output
+        self.lifted(*said)
+
+    def lifted(self, *said: str) -> None:
+        """A stop that says that, and is lifted by the command that it names."""
         decision = self.decision()
         assert decision.action is Action.STOP
         for words in said:
@@ -96,6 +108,11 @@ class Chain:
         assert done.returncode == 0, done.stderr
         assert "submit" in done.stdout
         assert self.decision().action is Action.SUBMIT
+
+    def trained(self, attempt: int) -> int:
+        """The last step on record of an attempt at the first submission."""
+        points = read_jsonl(self.sample.folder / "metrics.jsonl")
+        return max((p["step"] for p in points if p["kind"] == "train" and p["attempt"] == attempt), default=0)
 
     def finishes(self) -> None:
         assert self.train() == 0, self.output
@@ -169,6 +186,50 @@ def test_trainer_that_was_killed_is_tried_again_without_a_hand_and_what_it_lost_
     assert killed["stop_reason"] == "killed"
     assert killed["lost_steps"] == killed["to_step"] - killed["saved_step"]
     assert saved["from_step"] == killed["saved_step"] >= 20
+
+
+def test_slices_that_are_killed_before_their_first_save_stop_the_chain_and_one_that_is_warned_saves(chain):
+    chain.set(max_steps=3000, save_every_steps=3000, keep_every_steps=3000)
+    for attempt in (1, 2):
+        process = chain.start()
+        wait_for(lambda attempt=attempt: chain.trained(attempt) > 5, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if attempt == 1:
+            assert (chain.decision().action, chain.decision().attempt) == (Action.SUBMIT, 2)
+    chain.lifted("no progress: 2 slices in a row trained and saved nothing beyond step 0", "save more often")
+    process = chain.start()
+    wait_for(lambda: chain.trained(3) > 5, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=240) == 75
+    process.communicate()
+    decision = chain.decision()
+    assert (decision.action, decision.submission) == (Action.SUBMIT, 2)
+    assert read_jsonl(chain.sample.folder / "ledger.jsonl")[-1]["saved_step"] > 5
+
+
+def test_log_of_a_submission_shows_each_line_at_once_and_keeps_the_last_one_through_a_sigkill(chain):
+    """The worker's own way to its trainer, whose output goes into a file."""
+    chain.set(max_steps=3000)
+    log = chain.sample.folder / "logs" / "trainer.log"
+    arguments = map(str, pretrain_arguments(chain.sample.root, chain.run, chain.sample.config_path))
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, "model.pretrain", str(log), *arguments, "--watch-parent"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: chain.trained(1) > 5, worker)
+    (trainer,) = psutil.Process(worker.pid).children()
+    trainer.suspend()  # between two steps, or within one: what it has said so far must be there
+    said, known = log.read_text(), chain.trained(1)
+    trainer.kill()
+    assert worker.wait(timeout=240) != 0
+    worker.communicate()
+    shown = [int(found) for found in re.findall(r"^step +(\d+)/3,000", said, flags=re.M)]
+    assert known - 1 <= max(shown) <= known
+    assert log.read_text() == said
 
 
 def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]", timeout_s: float = 240.0) -> None:

@@ -1,0 +1,60 @@
+"""What a submission tells the UI: numbers that plot, nothing that breaks a page, and an alert where a loss is none."""
+
+import math
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from rqwen3_pipeline.assets.common import LONGEST_CHARACTERS, metadata
+from rqwen3_pipeline.assets.submissions import submissions
+
+KEY = "small.01"
+
+
+@pytest.fixture
+def here(corpus_run, monkeypatch):
+    monkeypatch.setenv("RQWEN3_PROFILE", str(corpus_run.config_path))
+    monkeypatch.setenv("RQWEN3_HOME", str(corpus_run.root.path))
+    corpus_run.begin()
+    corpus_run.log_steps(1, 1, 80)
+    corpus_run.end(1, 0, 80, 80, "deadline", 75)
+    corpus_run.save(80)
+    return corpus_run
+
+
+def told() -> tuple[dict, dg.AssetCheckEvaluation]:
+    """Metadata and check of the submission, which the ledger says is done."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("submissions", [KEY])
+        result = dg.materialize([submissions], instance=instance, partition_key=KEY)
+        (event,) = result.asset_materializations_for_node("submissions")
+        (check,) = result.get_asset_check_evaluations()
+        return dict(event.metadata), check
+
+
+def test_submission_that_was_cut_and_saved_is_materialized_with_its_figures(here):
+    figures, check = told()
+    assert figures["saved_step"].value == 80
+    assert figures["stop_reason"].value == "deadline"
+    assert figures["loss"].value == pytest.approx(here.loss(80, 1))
+    assert "svg" in figures["loss_plot"].value or "!" in figures["loss_plot"].value
+    assert check.passed
+
+
+def test_submission_with_a_loss_that_is_no_number_raises_an_alert_that_names_the_step(here):
+    here.log_steps(1, 81, 81, loss=None)
+    _, check = told()
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "no finite loss at 1 steps, the first is 81: rqwen3 trace --step 81" in str(check.description)
+
+
+def test_metadata_of_numbers_that_are_none_is_text_and_of_long_text_a_file(here):
+    long = "x" * 20_000_000
+    shown = metadata({"loss": math.nan, "perplexity": math.inf, "deep": {"norm": [-math.inf]}, "error": long})
+    assert (shown["loss"].value, shown["perplexity"].value) == ("nan", "inf")
+    assert shown["deep"].value == {"norm": ["-inf"]}
+    path = Path(shown["error"].value)
+    assert here.root.path in path.parents
+    assert path.read_text() == long
+    assert metadata({"error": "x" * LONGEST_CHARACTERS})["error"] == "x" * LONGEST_CHARACTERS
