@@ -110,26 +110,32 @@ def unfinished(run: Path, uncut: Path, ledger: list[dict[str, Any]], log: list[d
     return wrong
 
 
+def verdict(experiment: Path, uncut: Path, job_log: Path, faults: Path) -> tuple[dict[str, Any], list[str]]:
+    """The figures, and what is wrong, a line each."""
+    ledger, log = lines(experiment / "ledger.jsonl"), jobs(job_log)
+    twice, silent = doubled(ledger, log), unreported(ledger, experiment)
+    open_ends = unfinished(experiment, uncut, ledger, log)
+    figures = {
+        "faults": len(lines(faults)),
+        "doubled": len(twice),
+        "lost_steps_on_warning": loss_on_warning(ledger),
+        "unreported_loss": len(silent),
+        "finished": not open_ends,
+    }
+    return figures, [*twice, *silent, *open_ends]
+
+
 def main() -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Judge a chaos campaign from its files.")
     for name in ("experiment", "uncut", "job_log", "faults"):
         parser.add_argument(name, type=Path)
     options = parser.parse_args()
-    ledger, log = lines(options.experiment / "ledger.jsonl"), jobs(options.job_log)
-    twice, silent = doubled(ledger, log), unreported(ledger, options.experiment)
-    open_ends = unfinished(options.experiment, options.uncut, ledger, log)
-    for problem in (*twice, *silent, *open_ends):
+    figures, problems = verdict(options.experiment, options.uncut, options.job_log, options.faults)
+    for problem in problems:
         print(problem)
-    figures = {
-        "faults": len(lines(options.faults)),
-        "doubled": len(twice),
-        "lost_steps_on_warning": loss_on_warning(ledger),
-        "unreported_loss": len(silent),
-        "finished": not open_ends,
-    }
     print(json.dumps(figures))
-    return 1 if twice or silent or open_ends or figures["lost_steps_on_warning"] else 0
+    return 1 if problems or figures["lost_steps_on_warning"] else 0
 
 
 if __name__ == "__main__":
