@@ -19,6 +19,7 @@ from rqwen3_pipeline.experiments.facts import RunSeen, attempts_of, telling_line
 from rqwen3_pipeline.experiments.policy import Facts, Policy
 from rqwen3_pipeline.preflight import preflight_problem
 from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
 from rqwen3_pipeline.slurm.states import parse_state
 from rqwen3_pipeline.training import finished, submissions_config
@@ -63,7 +64,7 @@ def facts_now(
             jobs = slurm.jobs(fresh=True)
         except SlurmError as error:
             problem = str(error)
-    runs = runs_seen(instance, name, jobs) if instance is not None else []
+    runs = runs_seen(instance, name, jobs, slurm if problem is None else None) if instance is not None else []
     act = control.standing(root, name)
     return Facts(
         experiment=name,
@@ -78,12 +79,23 @@ def facts_now(
     )
 
 
-def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> list[RunSeen]:
-    """The experiment's runs, oldest first; notes the state of ended ones' jobs while SLURM still knows it."""
+def runs_seen(
+    instance: DagsterInstance, name: str, jobs: Mapping[int, Job], slurm: Slurm | None = None
+) -> list[RunSeen]:
+    """The experiment's runs, oldest first; notes the state of ended ones' jobs while SLURM still knows it.
+
+    Args:
+        instance: where the runs are.
+        name: the experiment.
+        jobs: what squeue lists.
+        slurm: its accounting is asked for the newest run's job, where squeue has forgotten that unseen.
+    """
     keys = [key for key in instance.get_dynamic_partitions(PARTITION_SET) if key.rpartition(".")[0] == name]
     if not keys:
         return []
     records = instance.get_run_records(RunsFilter(tags={PARTITION_TAG: keys}), ascending=True)
+    if records and slurm is not None:
+        jobs = {**_forgotten(records[-1].dagster_run, jobs, slurm), **jobs}
     found: list[RunSeen] = []
     counted: dict[int, int] = {}
     for record in records:
@@ -108,6 +120,14 @@ def runs_seen(instance: DagsterInstance, name: str, jobs: Mapping[int, Job]) -> 
             )
         )
     return found
+
+
+def _forgotten(run: dg.DagsterRun, jobs: Mapping[int, Job], slurm: Slurm) -> dict[int, Job]:
+    job_id = _number(run.tags.get(JOB_TAG))
+    if job_id is None or job_id in jobs or run.tags.get(STATE_TAG) or not run.is_finished:
+        return {}
+    known = slurm.accounted([job_id])
+    return {number: job for number, job in known.items() if reconcile.belongs(job, run.run_id)}
 
 
 def note_state(instance: DagsterInstance, run: dg.DagsterRun, job: Job | None) -> str | None:

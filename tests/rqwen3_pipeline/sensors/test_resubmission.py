@@ -6,7 +6,10 @@ from dagster import DagsterRunStatus
 
 from model.files import write_json
 from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.experiments.observed import runs_seen
 from rqwen3_pipeline.sensors.resubmission import resubmission
+from rqwen3_pipeline.slurm.states import State
+from tests.rqwen3_pipeline.slurm.fake import FakeSlurm, job
 
 
 @pytest.fixture
@@ -98,6 +101,20 @@ def test_tick_after_a_terminated_run_or_a_scancel_reads_it_as_cancelled_though_i
     assert "small.01 ended cancelled" in skipped(instance)
     instance.add_run_tags(run.run_id, dict.fromkeys(tags, ""))  # as a run that was copied from a cancelled one
     assert request(instance).run_key == "small/02/a1"
+
+
+def test_state_of_a_job_that_squeue_has_forgotten_comes_from_the_accounting(here, instance):
+    run = launch(instance, request(instance), DagsterRunStatus.STARTED)
+    here.end(1, 0, 40, 40, "SIGTERM", 75)
+    instance.report_run_failed(run)
+    instance.add_run_tags(run.run_id, {"slurm/job_id": "7"})
+    slurm = FakeSlurm()
+    slurm.accounted = lambda ids: {7: job(7, State.CANCELLED, name=f"dg-{run.run_id[:8]}-1")} if ids == [7] else {}
+    (seen,) = runs_seen(instance, "small", {}, slurm)
+    assert seen.state is State.CANCELLED
+    assert instance.get_run_by_id(run.run_id).tags["slurm/state"] == "CANCELLED"
+    slurm.accounted = lambda ids: pytest.fail("asked again")
+    assert runs_seen(instance, "small", {}, slurm)[0].state is State.CANCELLED
 
 
 def test_tick_after_a_failure_stops_and_says_what_failed(here, instance):
