@@ -12,6 +12,7 @@ from rqwen3_pipeline.assets.common import (
     CODE_VERSION,
     OWNERS,
     Mirror,
+    Pipeline,
     experiment,
     metadata,
     pipeline,
@@ -49,7 +50,6 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
 
     A submission that was cut and saved is a success; its stop reason says what ended it.
     """
-    from rqwen3_pipeline.experiments.facts import next_attempt
     from rqwen3_pipeline.preflight import preflight_problem, run_preflight
     from rqwen3_pipeline.programs import ProgramFailedError
     from rqwen3_pipeline.training import EXIT_CONTINUE, cancelled, parse_submission, run_submission
@@ -59,7 +59,7 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
     if run.name != here.run.name and preflight_problem(here.root.experiment(run.name)):
         run_preflight(asked_for(here, run, config_path, context.instance))  # the asset does the profile's alone
     number = parse_submission(context.partition_key, run.name)
-    attempt = next_attempt(here.root, run.name, number)
+    attempt = _attempt(context, here, run.name, number)
     _tag(context, {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)})
     try:
         report = run_submission(
@@ -95,6 +95,20 @@ def _finite_losses(report: dict[str, Any]) -> dg.AssetCheckResult:
         description=said,
         metadata={"steps": dg.MetadataValue.json(bad[:PLOT_POINTS])},
     )
+
+
+def _attempt(context: dg.AssetExecutionContext, here: Pipeline, name: str, number: int) -> int:
+    """Which attempt this is: later than all that left a trace in files or runs, and none before what the run was told.
+
+    A number that was given before would be a run key that was used before, and be passed over.
+    """
+    from rqwen3_pipeline.experiments.facts import next_attempt
+
+    told = [next_attempt(here.root, name, number), int(context.run.tags.get(ATTEMPT_TAG) or 1)]
+    with contextlib.suppress(Exception):  # the event store may be away
+        runs = context.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": context.partition_key}))
+        told += [1 + int(run.tags.get(ATTEMPT_TAG) or 0) for run in runs if run.run_id != context.run_id]
+    return max(told)
 
 
 def _tag(context: dg.AssetExecutionContext, tags: dict[str, str]) -> None:

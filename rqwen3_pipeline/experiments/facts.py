@@ -19,6 +19,9 @@ from rqwen3_pipeline.slurm.states import WORTH_ANOTHER_TRY, State
 from rqwen3_pipeline.training import EXIT_CONTINUE, EXIT_FINISHED, ledger
 
 EXIT_LOCK_HELD = 73
+KILLED = (-9, 137)
+"""Exit codes of a trainer, or of its worker, that was killed without a chance to say so, perhaps before it took the
+lock."""
 STOP_REASONS = {
     "non_finite": Outcome.NOT_FINITE,
     "out_of_memory": Outcome.OUT_OF_MEMORY,
@@ -50,8 +53,10 @@ class RunSeen:
     """The job's last state, where somebody saw it."""
     cannot_start: bool = False
     """The scheduler said that its job can never start."""
+    vanished: bool = False
+    """SLURM knows its job no more, and nobody saw it end."""
     exit_code: int | None = None
-    """The trainer's, where the run failed by it."""
+    """The trainer's, where the run failed by it; else the job's."""
     ended_s: float = 0.0
     detail: str = ""
     """The failure's message."""
@@ -147,7 +152,7 @@ def outcome_of(place: Place) -> Outcome:
     if state in JOB_STATES:
         return JOB_STATES[state]
     begun = record is not None or place.lock is not None
-    if begun or (run is not None and run.exit_code == EXIT_LOCK_HELD):
+    if begun or (run is not None and (run.vanished or run.exit_code in (EXIT_LOCK_HELD, *KILLED))):
         return Outcome.LOST
     return Outcome.ERROR
 

@@ -21,13 +21,15 @@ from rqwen3_pipeline.preflight import preflight_problem
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
-from rqwen3_pipeline.slurm.states import parse_state
+from rqwen3_pipeline.slurm.states import State, parse_state
 from rqwen3_pipeline.training import finished, submissions_config
 
 PARTITION_SET, PARTITION_TAG = "submissions", "dagster/partition"
 ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/attempt", "rqwen3/exit_code"
 JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
-STATE_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/never_starts"
+STATE_TAG, EXIT_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/exit_code", "slurm/never_starts"
+VANISHED = "VANISHED"
+"""In place of a state: SLURM answers, and knows the job no more."""
 LIVE = frozenset(
     {
         DagsterRunStatus.QUEUED,
@@ -88,21 +90,24 @@ def runs_seen(
         instance: where the runs are.
         name: the experiment.
         jobs: what squeue lists.
-        slurm: its accounting is asked for the newest run's job, where squeue has forgotten that unseen.
+        slurm: asked how the newest run's job ended, which squeue does not tell in full and soon forgets.
     """
     keys = [key for key in instance.get_dynamic_partitions(PARTITION_SET) if key.rpartition(".")[0] == name]
     if not keys:
         return []
     records = instance.get_run_records(RunsFilter(tags={PARTITION_TAG: keys}), ascending=True)
-    if records and slurm is not None:
-        jobs = {**_forgotten(records[-1].dagster_run, jobs, slurm), **jobs}
     found: list[RunSeen] = []
     counted: dict[int, int] = {}
     for record in records:
         run = record.dagster_run
         submission = int(run.tags[PARTITION_TAG].rpartition(".")[2])
         counted[submission] = attempt = int(run.tags.get(ATTEMPT_TAG, counted.get(submission, 0) + 1))
-        state = run.tags.get(STATE_TAG) or note_state(instance, run, jobs.get(_number(run.tags.get(JOB_TAG)) or -1))
+        tags = dict(run.tags)
+        if not tags.get(STATE_TAG):
+            tags |= note_state(instance, run, jobs.get(_number(tags.get(JOB_TAG)) or -1))
+        if slurm is not None and record is records[-1]:
+            tags |= _ask(instance, run, slurm)
+        state = tags.get(STATE_TAG)
         failed = run.status is DagsterRunStatus.FAILURE
         found.append(
             RunSeen(
@@ -113,8 +118,9 @@ def runs_seen(
                 cancelled=run.status is DagsterRunStatus.CANCELED or bool(run.tags.get(CANCEL_TAG)),
                 job_id=_number(run.tags.get(JOB_TAG)),
                 state=parse_state(state) if state else None,
+                vanished=state == VANISHED,
                 cannot_start=bool(run.tags.get(NEVER_STARTS_TAG)),
-                exit_code=_number(run.tags.get(EXIT_CODE_TAG)),
+                exit_code=exit_code_of(tags),
                 ended_s=record.end_time or 0.0,
                 detail=failure_of(instance, run.run_id) if failed and record is records[-1] else "",
             )
@@ -122,20 +128,40 @@ def runs_seen(
     return found
 
 
-def _forgotten(run: dg.DagsterRun, jobs: Mapping[int, Job], slurm: Slurm) -> dict[int, Job]:
-    job_id = _number(run.tags.get(JOB_TAG))
-    if job_id is None or job_id in jobs or run.tags.get(STATE_TAG) or not run.is_finished:
+def _ask(instance: DagsterInstance, run: dg.DagsterRun, slurm: Slurm) -> dict[str, str]:
+    """Note how the job of an ended run ended, by scontrol or the accounting, unless that is known; returns the tags."""
+    job_id, state = _number(run.tags.get(JOB_TAG)), run.tags.get(STATE_TAG)
+    if job_id is None or not run.is_finished or run.tags.get(EXIT_TAG) or (state and state != State.FAILED.value):
         return {}
-    known = slurm.accounted([job_id])
-    return {number: job for number, job in known.items() if reconcile.belongs(job, run.run_id)}
+    try:
+        job = slurm.job(job_id)
+    except SlurmError:
+        return {}
+    if job is not None and reconcile.belongs(job, run.run_id):
+        return note_state(instance, run, job)
+    if state:
+        return {}
+    instance.add_run_tags(run.run_id, {STATE_TAG: VANISHED})
+    return {STATE_TAG: VANISHED}
 
 
-def note_state(instance: DagsterInstance, run: dg.DagsterRun, job: Job | None) -> str | None:
-    """Tag a run with the state in which its job ended, as long as SLURM knows it; returns that state."""
+def note_state(instance: DagsterInstance, run: dg.DagsterRun, job: Job | None) -> dict[str, str]:
+    """Tag a run with how its job ended, as long as SLURM knows it; returns the tags."""
     if job is None or not job.phase.ended:
-        return None
-    instance.add_run_tags(run.run_id, {STATE_TAG: job.state.value})
-    return job.state.value
+        return {}
+    noted = {STATE_TAG: job.state.value, **({EXIT_TAG: job.exit_code} if job.exit_code else {})}
+    if any(run.tags.get(tag) != value for tag, value in noted.items()):
+        instance.add_run_tags(run.run_id, noted)
+    return noted
+
+
+def exit_code_of(tags: Mapping[str, str]) -> int | None:
+    """The trainer's exit code, else the job's: a program that a signal ended has 128 and its number, or less than 0."""
+    own = _number(tags.get(EXIT_CODE_TAG))
+    if own is not None or not tags.get(EXIT_TAG):
+        return own
+    code, _, signal = tags[EXIT_TAG].partition(":")
+    return -int(signal) if signal.isdigit() and int(signal) else _number(code)
 
 
 def failure_of(instance: DagsterInstance, run_id: str) -> str:

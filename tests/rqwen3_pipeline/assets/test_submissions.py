@@ -5,9 +5,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster import DagsterRunStatus
 
 from rqwen3_pipeline.assets.common import LONGEST_CHARACTERS, metadata
-from rqwen3_pipeline.assets.submissions import submissions
+from rqwen3_pipeline.assets.submissions import ATTEMPT_TAG, EXIT_CODE_TAG, submissions
+from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.programs import ProgramFailedError
 
 KEY = "small.01"
 
@@ -58,3 +61,32 @@ def test_metadata_of_numbers_that_are_none_is_text_and_of_long_text_a_file(here)
     assert here.root.path in path.parents
     assert path.read_text() == long
     assert metadata({"error": "x" * LONGEST_CHARACTERS})["error"] == "x" * LONGEST_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("tag", "others", "attempt"), [(None, [], 1), ("4", ["3"], 4), ("1", ["1", "2"], 3), (None, [None], 1)]
+)
+def test_attempt_is_later_than_all_that_left_a_trace_and_none_before_what_the_run_was_told(
+    corpus_run, monkeypatch, tag, others, attempt
+):
+    """Runs whose trainer never began leave none in the files; a run copied by hand brings its model's number."""
+    monkeypatch.setenv("RQWEN3_PROFILE", str(corpus_run.config_path))
+    monkeypatch.setenv("RQWEN3_HOME", str(corpus_run.root.path))
+    asked = []
+
+    def fail(*_, **told):
+        asked.append(told["attempt"])
+        raise ProgramFailedError("killed", -9)
+
+    monkeypatch.setattr("rqwen3_pipeline.training.run_submission", fail)
+    job = defs.resolve_job_def("train_submission")
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("submissions", [KEY])
+        for other in others:
+            tags = {"dagster/partition": KEY, **({ATTEMPT_TAG: other} if other else {})}
+            instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.FAILURE)
+        tags = {ATTEMPT_TAG: tag} if tag else {}
+        done = job.execute_in_process(instance=instance, partition_key=KEY, tags=tags, raise_on_error=False)
+        run = instance.get_run_by_id(done.run_id)
+    assert asked == [attempt]
+    assert (run.tags[ATTEMPT_TAG], run.tags[EXIT_CODE_TAG]) == (str(attempt), "-9")

@@ -6,7 +6,9 @@ from dagster import DagsterRunStatus
 
 from model.files import write_json
 from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.experiments.facts import attempts_of
 from rqwen3_pipeline.experiments.observed import runs_seen
+from rqwen3_pipeline.experiments.policy import Outcome
 from rqwen3_pipeline.sensors.resubmission import resubmission
 from rqwen3_pipeline.slurm.states import State
 from tests.rqwen3_pipeline.slurm.fake import FakeSlurm, job
@@ -103,18 +105,29 @@ def test_tick_after_a_terminated_run_or_a_scancel_reads_it_as_cancelled_though_i
     assert request(instance).run_key == "small/02/a1"
 
 
-def test_state_of_a_job_that_squeue_has_forgotten_comes_from_the_accounting(here, instance):
+@pytest.mark.parametrize(
+    ("state", "code", "outcome"),
+    [
+        (State.CANCELLED, "0:15", Outcome.CANCELLED),
+        (State.FAILED, "137:0", Outcome.LOST),  # a worker that was killed before its trainer had begun
+        (State.FAILED, "0:9", Outcome.LOST),
+        (State.FAILED, "1:0", Outcome.ERROR),
+        (None, None, Outcome.LOST),  # the controller lost it with its own state
+    ],
+)
+def test_end_of_the_newest_job_is_asked_for_once_and_noted_for_good(here, instance, state, code, outcome):
     run = launch(instance, request(instance), DagsterRunStatus.STARTED)
-    here.end(1, 0, 40, 40, "SIGTERM", 75)
     instance.report_run_failed(run)
     instance.add_run_tags(run.run_id, {"slurm/job_id": "7"})
     slurm = FakeSlurm()
-    slurm.accounted = lambda ids: {7: job(7, State.CANCELLED, name=f"dg-{run.run_id[:8]}-1")} if ids == [7] else {}
-    (seen,) = runs_seen(instance, "small", {}, slurm)
-    assert seen.state is State.CANCELLED
-    assert instance.get_run_by_id(run.run_id).tags["slurm/state"] == "CANCELLED"
-    slurm.accounted = lambda ids: pytest.fail("asked again")
-    assert runs_seen(instance, "small", {}, slurm)[0].state is State.CANCELLED
+    if state is not None:
+        slurm.listed[7] = job(7, state, name=f"dg-{run.run_id[:8]}-1", exit_code=code)
+    for _ in range(2):
+        seen = runs_seen(instance, "small", {}, slurm)
+        (attempt,) = attempts_of(here.root, "small", seen)
+        assert attempt.outcome is outcome
+        if state is not None:
+            slurm.job = lambda job_id: pytest.fail("asked again")
 
 
 def test_tick_after_a_failure_stops_and_says_what_failed(here, instance):
