@@ -5,7 +5,6 @@ import pytest
 
 from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
 
-
 CLUSTERS = {"slurm", "slurm_with_accounting"}
 
 

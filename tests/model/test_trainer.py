@@ -206,8 +206,8 @@ def test_save_that_would_not_end_in_time_stops_the_submission_saved(tiny, monkey
     tiny.set(max_steps=12, save_every_steps=2, eval_every_steps=100, sample_every_steps=100)
     add(tiny, "lead_s = 1.0\ndry_step = false")
 
-    def step(self, should_stop):
-        result = original(self, should_stop)
+    def step(self, should_stop, waiting):
+        result = original(self, should_stop, waiting)
         if self.step == 2:
             watch = should_stop.__self__
             watch.save_s, watch.time_limit_s = 10.0, time.monotonic() - watch.started + 20.0
