@@ -1,9 +1,14 @@
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 CLUSTERS = {"slurm", "slurm_with_accounting"}
 
