@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rqwen3_pipeline.corpus.demo_sources import SCHEMAS
-from rqwen3_pipeline.corpus.documents import nfc
 from rqwen3_pipeline.corpus.installed_prose import articles, docstrings, installed_roots
 from rqwen3_pipeline.corpus.stackexchange import html_to_text
+from rqwen3_pipeline.corpus.text import nfc
 
 FORMAT = 1
 """Raised when the material changes, so that a folder with an older one is made again."""

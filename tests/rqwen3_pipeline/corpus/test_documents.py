@@ -13,8 +13,10 @@ from tokenizers import normalizers
 
 from model.errors import SourceError
 from rqwen3_pipeline.corpus import documents
-from rqwen3_pipeline.corpus.documents import check_file, nfc, read_documents, repair
+from rqwen3_pipeline.corpus import text as text_module
+from rqwen3_pipeline.corpus.documents import check_file, read_documents
 from rqwen3_pipeline.corpus.stackexchange import LONGEST_BODY_BYTES
+from rqwen3_pipeline.corpus.text import nfc, repair
 
 from .made import answer, prose, question, write
 
@@ -78,14 +80,14 @@ def test_clean_of_a_long_text_in_parts_is_that_of_the_whole(parts, size):
     whole, put_in = repair(raw)
     text = normalizers.NFC().normalize_str(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_PART_BYTES", size)
+        patch.setattr(text_module, "_PART_BYTES", size)
         for given_as in (raw, memoryview(raw)):
-            assert documents.clean(given_as) == (text.encode(), len(text), put_in)
+            assert text_module.clean(given_as) == (text.encode(), len(text), put_in)
 
 
 def test_clean_cuts_only_before_characters_that_never_combine_with_what_stands_before():
     def cuts(char):
-        return documents._CUT.match(char.encode("utf-8", "surrogatepass")) is not None
+        return text_module._CUT.match(char.encode("utf-8", "surrogatepass")) is not None
 
     pairs = [unicodedata.decomposition(chr(code)).split() for code in range(sys.maxunicode + 1)]
     second = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2 and not pair[0].startswith("<")}

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from model.errors import CorpusError
-from rqwen3_pipeline.corpus.documents import nfc, read_documents
+from rqwen3_pipeline.corpus.documents import read_documents
 from rqwen3_pipeline.corpus.encoder import RUN_CHARS, Encoder, has_long_run
 from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.corpus.text import nfc
 
 from .adversarial import MARKUP, code_points, mixtures, runs
 from .made import prose, run_config
@@ -153,7 +154,7 @@ def test_a_file_whose_ids_the_library_reads_otherwise_is_refused(tokenizer_file)
 
 def settled(context):
     """The characters that `nfc` hands on as they are, after a context each."""
-    from rqwen3_pipeline.corpus.documents import _UNSETTLED
+    from rqwen3_pipeline.corpus.text import _UNSETTLED
 
     found = (chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and chr(c) != "\n")
     return [context + c for c in found if not _UNSETTLED.match(c)]

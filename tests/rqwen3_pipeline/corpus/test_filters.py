@@ -7,11 +7,12 @@ import pytest
 
 from model.errors import SourceError
 from rqwen3_pipeline.corpus.build import items_of, run_stage
-from rqwen3_pipeline.corpus.documents import Document, nfc
+from rqwen3_pipeline.corpus.documents import Document
 from rqwen3_pipeline.corpus.filters import LENGTH_EDGES, RULES, filter_file, is_disambiguation
 from rqwen3_pipeline.corpus.funnel import source_funnel
 from rqwen3_pipeline.corpus.lock import lock_folder
 from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.corpus.text import nfc
 
 from .made import only, prose, write
 
