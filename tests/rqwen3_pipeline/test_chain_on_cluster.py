@@ -143,10 +143,13 @@ def test_chain_is_one_job_a_submission_each_of_them_completed_one_after_the_othe
     assert {run["tags"].get("slurm/state", "COMPLETED") for run in runs} == {"COMPLETED"}  # noted every half a minute
     ids = [record["job_id"] for record in life.site.ledger()]
     assert sorted(ids) == sorted(run["tags"]["slurm/job_id"] for run in runs)
-    asked = life.site.cluster.run(
-        "sacct", "-X", "-n", "-P", "-j", ",".join(ids), "--format=JobID,State,Start,End"
-    ).stdout
-    jobs = {line.split("|")[0]: line.split("|")[1:] for line in asked.split()}
+
+    def ended() -> dict[str, list[str]] | None:
+        asked = life.site.cluster.run("sacct", "-X", "-n", "-P", "-j", ",".join(ids), "--format=JobID,State,Start,End")
+        jobs = {line.split("|")[0]: line.split("|")[1:] for line in asked.stdout.split()}
+        return jobs if all(job in jobs and jobs[job][2] != "Unknown" for job in ids) else None
+
+    jobs = wait_for(ended, "the accounting to know of every end", PATIENCE_S)
     assert {jobs[job][0] for job in ids} == {"COMPLETED"}
     assert all(jobs[before][2] <= jobs[after][1] for before, after in itertools.pairwise(ids))
 
