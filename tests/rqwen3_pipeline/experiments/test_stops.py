@@ -22,7 +22,7 @@ from rqwen3_pipeline.experiments.policy import Action, Decision, decide
 from rqwen3_pipeline.training import pretrain_arguments
 from tests.dagster_server import REPOSITORY
 
-EXTRA_MIB = 300
+EXTRA_MIB = 200
 """Memory that a trainer gets above what it takes to start."""
 
 WORKER = """
@@ -127,10 +127,10 @@ def started_kib() -> int:
 
 
 def test_out_of_memory_stops_the_chain_after_one_attempt_until_there_is_more(chain):
-    chain.set(max_steps=1, micro_batch_size=16384, accumulation=1)
+    chain.set(max_steps=1, micro_batch_size=8192, accumulation=1)
     assert chain.train(limit_kib=started_kib() + EXTRA_MIB * 1024) == 1
     chain.stopped_by("out_of_memory", "small.01 ended out of memory", "Lower training.micro_batch_size")
-    chain.set(micro_batch_size=64, accumulation=256)  # the same step in smaller pieces
+    chain.set(micro_batch_size=64, accumulation=128)  # the same step in smaller pieces
     chain.finishes()
 
 
@@ -241,7 +241,7 @@ def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]", timeou
 
 
 def test_configuration_that_changed_between_submissions_is_refused_with_the_difference_unless_it_is_free(chain):
-    chain.set(max_steps=400, save_every_steps=5)
+    chain.set(max_steps=150, save_every_steps=5)
     process = chain.start()
     wait_for(lambda: any(Path(chain.sample.folder / "checkpoints").glob("step_*.json")), process)
     process.send_signal(signal.SIGTERM)
