@@ -8,6 +8,7 @@ few small files an experiment.
 
 import dagster as dg
 
+from model.errors import RQwen3Error
 from rqwen3_pipeline.assets.common import Pipeline, experiment, pipeline, submission_partitions
 from rqwen3_pipeline.assets.submissions import ATTEMPT_TAG, EXPERIMENT_TAG
 from rqwen3_pipeline.experiments.observed import facts_now, policy_of
@@ -57,7 +58,12 @@ def resubmission(context: dg.SensorEvaluationContext) -> dg.SensorResult:
     here, requests, reasons = pipeline(), list[dg.RunRequest](), list[str]()
     slurm = scheduler_of(context.instance)
     for name in experiments_of(here):
-        decision = decision_for(here, name, context.instance, slurm)
+        try:
+            decision = decision_for(here, name, context.instance, slurm)
+        except RQwen3Error as error:  # of this experiment alone: the others go on
+            reasons.append(f"{name}: left alone: {error}")
+            context.log.error(reasons[-1])
+            continue
         reasons.append(f"{name}: {decision.action}: {decision.reason}")
         context.log.info(reasons[-1])
         if decision.action is Action.SUBMIT:

@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from model.files import write_json
+from model.files import write_json, write_text
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.experiments.facts import attempts_of
 from rqwen3_pipeline.experiments.observed import runs_seen
@@ -166,6 +166,17 @@ def test_tick_asks_for_each_experiment_of_the_run_root(here, instance):
 
     make_variation(here.root, here.run, "cooler", ["training.learning_rate=5e-4"], "small")
     assert {asked.run_key for asked in tick(instance).run_requests or []} == {"small/01/a1", "cooler/01/a1"}
+
+
+def test_tick_leaves_an_experiment_alone_that_can_not_be_read_and_goes_on_with_the_others(here, instance):
+    for name, text in (("Odd näme", "[run]"), ("torn", '[run\nname = "to')):
+        write_text(here.root.path / "experiments" / name / "config.toml", text)
+    assert request(instance).run_key == "small/01/a1"
+    here.train_all()
+    said = skipped(instance)
+    assert "'Odd näme' is no experiment name" in said
+    assert "torn: left alone: " in said
+    assert "small: stop: finished" in said
 
 
 def test_sensor_is_off_until_somebody_turns_it_on():
