@@ -6,8 +6,10 @@ a run is never called dead, a launch goes back to the queue, and a cancellation 
 reconciler. A launch costs one sbatch; a poll of any number of runs one squeue.
 """
 
+import contextlib
+import fcntl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,7 +126,9 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         try:
             wanted = wish(self._step_tags(run), run.tags, self.site())
             if not wanted.local:
-                self._launch(run, wanted)
+                with self._one_by_one(run) as waiting:
+                    if waiting is not None:
+                        self._launch(waiting, wanted)
         except SlurmUnavailable as error:
             raise DagsterUserCodeUnreachableError(f"The run goes back to the queue. {error}") from error
         except (ConfigError, SlurmError) as error:
@@ -135,11 +139,23 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
             self._instance.add_run_tags(run.run_id, {f"{PREFIX}{WHERE}": LOCAL})
             self._local.launch_run(context)
 
+    @contextlib.contextmanager
+    def _one_by_one(self, run: DagsterRun) -> Iterator[DagsterRun | None]:
+        """Keep a second daemon's launch of the same run waiting; gives the run as it is then, None if it has begun."""
+        folder = self.files(run).folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "launch.lock").open("w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            now = self._instance.get_run_by_id(run.run_id) or run
+            yield now if now.status == DagsterRunStatus.STARTING else None
+
     def _launch(self, run: DagsterRun, wanted: Wish) -> None:
         attempt = int(run.tags.get(ATTEMPT) or 0)
         if attempt:
             before = self.slurm.find(reconcile.job_name(run.run_id, attempt))
             alive = [job for job in before if not job.phase.ended]
+            if alive and run.tags.get(JOB_ID) == str(alive[0].job_id):
+                return  # another daemon has launched it
             if alive and alive[0].phase is not Phase.PENDING:
                 # Its worker may have found the run in the queue, and left it alone: the next look will tell.
                 raise SlurmUnavailable(f"{alive[0].describe()}: a try before this one, which must end first.")

@@ -91,9 +91,12 @@ watch() {  # notes the peak of memory; repeats a TERM that did not reach the pro
     if [ "$naps" -lt 20 ] || [ -n "$due" ]; then pause 1; else pause 10; fi
   done
 }
+of_this_job() {  # another job of the same run may be the one that trains
+  if [ -z "${SLURM_JOB_ID:-}" ]; then cat; else xargs -r grep -lszxF -- "SLURM_JOB_ID=$SLURM_JOB_ID"; fi
+}
 left_behind() {  # processes that carry this job's mark; listed before grep starts, which carries it too
   local all=(/proc/[0-9]*/environ)
-  grep -lszxF -- "RQWEN3_STOP_FILE=$RQWEN3_STOP_FILE" "${all[@]}" | tr -dc '0-9\\n' || :
+  grep -lszxF -- "RQWEN3_STOP_FILE=$RQWEN3_STOP_FILE" "${all[@]}" | of_this_job | tr -dc '0-9\\n' || :
 }
 
 say "starting; ends ${ends:+at $(date -d "@$ends" '+%F %T')}"

@@ -333,3 +333,15 @@ def test_polling_many_runs_asks_squeue_alone(desk):
     for run in runs:
         desk.launcher.check_run_worker_health(run)
     assert set(desk.slurm.commands) == {"squeue"}
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
+def test_launch_that_a_second_daemon_makes_of_what_it_read_before_sends_nothing(desk, state):
+    stale = desk.create()
+    desk.launch(stale)
+    desk.put(stale, state)
+    desk.launcher.launch_run(LaunchRunContext(stale, workspace=None))
+    desk.set_status(stale, dg.DagsterEventType.RUN_START)
+    desk.launcher.launch_run(LaunchRunContext(stale, workspace=None))
+    assert len(desk.slurm.submitted) == 1
+    assert desk.read(stale).status == Status.STARTED
