@@ -181,6 +181,22 @@ def test_trainer_that_outlives_its_worker_is_awaited_and_the_code_is_the_workers
     assert "awaiting what it left behind" in said
 
 
+@pytest.mark.parametrize(("job", "told"), [("1", True), ("2", False)])
+def test_trainer_of_another_job_of_the_same_run_is_left_alone(folder, job, told):
+    mark = {"RQWEN3_STOP_FILE": str(folder / "stop it's"), "SLURM_JOB_ID": job}
+    trainer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, **mark})
+    try:
+        script = write(folder, ["-c", "pass"])
+        ended = start(script, SLURM_JOB_ID="1", SLURM_JOB_END_TIME=str(int(time.time()) + 600))
+        said, _ = ended.communicate(timeout=PATIENCE_S)
+        assert ended.returncode == 0
+        assert ("awaiting what it left behind" in said) is told
+        assert (trainer.poll() is not None) is told
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
 def test_program_left_behind_that_does_not_end_is_killed_after_the_budget(folder):
     stubborn = TRAINER.replace("stop.append(1)", "None").replace("time.sleep(float", "time.sleep(500 + float")
     job = start(write(folder, ["-c", WORKER, str(folder), stubborn], save_budget_s=2))
