@@ -19,6 +19,7 @@ from rqwen3_pipeline.slurm.states import WORTH_ANOTHER_TRY, State
 from rqwen3_pipeline.training import EXIT_CONTINUE, EXIT_FINISHED, ledger
 
 EXIT_LOCK_HELD = 73
+GOOD = (EXIT_FINISHED, EXIT_CONTINUE)
 KILLED = (-9, 137)
 """Exit codes of a trainer, or of its worker, that was killed without a chance to say so, perhaps before it took the
 lock."""
@@ -94,9 +95,17 @@ def attempts_of(root: RunRoot, name: str, runs: Iterable[RunSeen] = ()) -> tuple
             places[key] = Place(run=places.get(key, Place()).run, lock=lock)
     folder_saved = saved_step(root.experiment(name)) or 0
     trained = _last_steps(root, name)
+    done = {key[0] for key, place in places.items() if place.record and place.record.get("exit_code") in GOOD}
     return tuple(
-        _attempt(key, place, trained.get(key), folder_saved) for key, place in sorted(places.items()) if key not in live
+        _attempt(key, place, trained.get(key), folder_saved)
+        for key, place in sorted(places.items())
+        if key not in live and not (key[0] in done and _found_it_done(place))
     )
+
+
+def _found_it_done(place: Place) -> bool:
+    """Whether a run of a submission that ended well left no trace: it found it taken, or done, and says nothing."""
+    return place.record is None and place.lock is None and place.run is not None and not place.run.cancelled
 
 
 def next_attempt(root: RunRoot, name: str, submission: int) -> int:

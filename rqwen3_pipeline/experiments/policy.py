@@ -189,7 +189,8 @@ def _retry_later(last: Attempt, counted: tuple[Attempt, ...], facts: Facts, poli
 
 def _after(last: Attempt, why: str) -> Decision:
     """The submission that follows an attempt: the next one, or another attempt at the same."""
-    if last.outcome is Outcome.SAVED or (last.outcome is Outcome.CANCELLED and last.advanced):
+    begun = last.reached_step is not None  # a cancelled one may have a record that says it ended well
+    if last.outcome is Outcome.SAVED or (last.outcome is Outcome.CANCELLED and begun):
         return _submit(last.submission + 1, 1, why or f"the last one was cut and saved step {last.saved_step:,}")
     return _submit(last.submission, last.attempt + 1, why or f"the last attempt was {last.outcome}: {last.detail}")
 

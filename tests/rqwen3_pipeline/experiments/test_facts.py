@@ -128,6 +128,15 @@ def test_attempts_of_a_ledger_with_a_torn_last_line_are_those_of_its_whole_lines
     assert [a.place for a in attempts_of(root, NAME)] == [(1, 1)]
 
 
+def test_run_that_found_its_submission_taken_or_done_is_no_attempt(root):
+    """As where two daemons have asked for the same: one has trained, the lock has refused the other."""
+    ledger_record(root)
+    refused, again = run_seen(1, 2, exit_code=73), run_seen(1, 3)
+    assert [a.place for a in attempts_of(root, NAME, [run_seen(1, 1), refused, again])] == [(1, 1)]
+    ledger_record(root, submission=2, code=1, reason="error")
+    assert [a.place for a in attempts_of(root, NAME, [run_seen(2, 2, exit_code=73)])][-1] == (2, 2)
+
+
 def test_next_attempt_counts_what_ledger_metrics_and_lock_know(root):
     assert next_attempt(root, NAME, 1) == 1
     ledger_record(root, submission=1, attempt=2)

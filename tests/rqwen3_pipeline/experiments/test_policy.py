@@ -93,7 +93,8 @@ def test_decide_after_a_failure_that_repeats_itself_stops_at_once_and_says_how_t
 @pytest.mark.parametrize("outcome", NOT_LIFTED)
 def test_decide_after_a_stop_that_was_lifted_submits_again(outcome):
     decision = decide(facts(attempt(3, 1, outcome, saved_step=0), forgiven=(3, 1)), POLICY)
-    assert (decision.action, decision.submission, decision.attempt) == (Action.SUBMIT, 3, 2)
+    place = (4, 1) if outcome is Outcome.CANCELLED else (3, 2)  # whose number the ledger may call done
+    assert (decision.action, decision.submission, decision.attempt) == (Action.SUBMIT, *place)
     again = decide(facts(attempt(3, 1, outcome), attempt(3, 2, outcome), forgiven=(3, 1)), POLICY)
     assert again.action is Action.STOP
 
