@@ -11,7 +11,7 @@ import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import dagster as dg
 from dagster import DagsterRunStatus
@@ -50,10 +50,25 @@ JOB_ID, ATTEMPT, CANCEL_REQUESTED = f"{PREFIX}job_id", f"{PREFIX}attempt", f"{PR
 ENDED = f"{PREFIX}ended"
 """Tag of a failed run that has been told how SLURM ended its job."""
 LOOK_TRIES, LOOK_PAUSE_S = 4, 5.0
+LOCK_PAUSE_S = 0.1
 ONE_POLL_S = 10.0
 """How long one squeue answers: all runs of a poll, which comes every 15 s, share it."""
 COMPLETED_GRACE_S = 60.0
 """How long a run may stay started after its job has ended well: its last events may be on their way."""
+
+
+def _wait_for_lock(file: IO[str]) -> None:
+    """Take the file's lock, asking again and again.
+
+    A call that waits inside the kernel may end with EDEADLK: daemons launch several runs at once from
+    threads, and the kernel, which knows only processes, sees two of them wait for each other.
+    """
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
 
 
 class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
@@ -145,7 +160,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         folder = self.files(run).folder
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "launch.lock").open("w") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            _wait_for_lock(file)
             now = self._instance.get_run_by_id(run.run_id) or run
             yield now if now.status == DagsterRunStatus.STARTING else None
 

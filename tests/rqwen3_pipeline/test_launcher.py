@@ -1,6 +1,7 @@
 """The launcher on a real Dagster instance and a SLURM that answers from a dictionary."""
 
 import logging
+import subprocess
 import sys
 import time
 
@@ -345,3 +346,31 @@ def test_launch_that_a_second_daemon_makes_of_what_it_read_before_sends_nothing(
     desk.launcher.launch_run(LaunchRunContext(stale, workspace=None))
     assert len(desk.slurm.submitted) == 1
     assert desk.read(stale).status == Status.STARTED
+
+
+TAKE_TURNS = """
+import random, sys, threading, time
+from rqwen3_pipeline.launcher import _wait_for_lock
+
+def take(seed):
+    draw = random.Random(seed)
+    for _ in range(25):
+        with open(sys.argv[1 + draw.randrange(2)], "w") as file:
+            _wait_for_lock(file)
+            time.sleep(0.01)
+
+threads = [threading.Thread(target=take, args=(f"{sys.argv[3]} {n}",)) for n in range(3)]
+threading.excepthook = lambda failed: (print(failed.exc_value, flush=True), sys.stdout.flush())
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_launch_locks_of_several_threads_in_two_daemons_are_no_deadlock(tmp_path):
+    """The kernel takes threads of two processes that wait for each other's locks for one, if they wait inside it."""
+    locks = [str(tmp_path / name) for name in ("a", "b")]
+    daemons = [
+        subprocess.Popen([sys.executable, "-c", TAKE_TURNS, *locks, str(n)], stdout=subprocess.PIPE, text=True)
+        for n in range(2)
+    ]
+    assert [(daemon.communicate(timeout=200)[0], daemon.returncode) for daemon in daemons] == [("", 0)] * 2
