@@ -26,6 +26,7 @@ KEYS = {"step", "model_state_dict", "optimizer_state_dict", "scheduler_state_dic
 WARNINGS = {"SIGTERM", "SIGUSR1", "SIGINT"}
 EXPECTED = re.compile(
     r"LOCK|config\.toml|(metrics|samples|weights|ledger|dry_steps)\.jsonl|checkpoints(/(step_\d+|final)\.(pt|json))?"
+    r"|environments(/\d+-a\d+\.json)?"
 )
 
 
