@@ -21,7 +21,7 @@ from tests.rqwen3_pipeline.chain_site import NAME, ChainSite, weights
 from tests.slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
-STEPS, SHORT_STEPS, HURT_STEPS, PACE_S = 1000, 12, 120, 0.2
+STEPS, SHORT_STEPS, HURT_STEPS, PACE_S = 1000, 24, 120, 0.2
 NAMES = (NAME, "short", "hurt")
 HELD_S = 45.0
 """How long the first jobs wait."""
@@ -158,7 +158,7 @@ def test_submission_that_waited_long_in_the_queue_is_neither_failed_nor_doubled_
     runs = [run for run in life.server.runs("train_submission") if run["tags"]["rqwen3/experiment"] == "short"]
     assert {run["status"] for run in runs} == {"SUCCESS"}
     assert life.held["short"] in [run["runId"] for run in runs]
-    records = life.site.ledger("short")  # one, but on a machine so slow that the job's limit cuts twelve steps
+    records = life.site.ledger("short")  # one, but on a machine so slow that the job's limit cuts two dozen steps
     assert [(record["submission"], record["attempt"]) for record in records] == [(n + 1, 1) for n in range(len(runs))]
     assert float(str(life.receipts()["short.01"]["queue_wait_s"])) >= HELD_S
 
