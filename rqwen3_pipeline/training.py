@@ -123,7 +123,7 @@ def run_submission(
     config_path: Path,
     number: int,
     *,
-    attempt: int = 0,
+    attempt: int,
     time_limit_s: float = 0.0,
     say: Callable[[str], None] | None = None,
     say_every_s: float = 30.0,
@@ -137,7 +137,7 @@ def run_submission(
         run: the configuration.
         config_path: the file it came from, which the trainer reads.
         number: of the submission, from 1.
-        attempt: at it, from 1; 0 counts those that the ledger knows.
+        attempt: at it, from 1.
         time_limit_s: wall-clock limit; 0 takes the configuration's.
         say: takes a line on the progress, every `say_every_s` seconds.
         say_every_s: seconds between those lines.
@@ -151,7 +151,6 @@ def run_submission(
     folder = root.experiment(run.name)
     record = record_of(root, run.name, number)
     if record is None:
-        attempt = attempt or 1 + sum(1 for r in ledger(root, run.name) if r["submission"] == number)
         config = submissions_config(run)
         of_job, limit_s = job_arguments(os.environ, time_limit_s or config.time_limit_s)
         arguments = [*pretrain_arguments(root, run, config_path), "--submission", number, "--attempt", attempt, *of_job]

@@ -20,12 +20,11 @@ from rqwen3_pipeline.assets.common import (
 )
 from rqwen3_pipeline.assets.plots import curve_markdown
 from rqwen3_pipeline.assets.preflight import asked_for
+from rqwen3_pipeline.experiments.observed import ATTEMPT_TAG, EXIT_CODE_TAG, EXPERIMENT_TAG
 
 EVENT_EVERY_S = 30.0
 FINITE = "Every loss that the submission logged is a finite number."
 PLOT_POINTS = 400
-EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attempt", "rqwen3/exit_code"
-"""Tags of a submission's run, by which the chain tells one attempt from the next."""
 
 
 class SubmissionOptions(dg.Config):

@@ -25,7 +25,8 @@ from rqwen3_pipeline.slurm.states import State, parse_state
 from rqwen3_pipeline.training import finished, submissions_config
 
 PARTITION_SET, PARTITION_TAG = "submissions", "dagster/partition"
-ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/attempt", "rqwen3/exit_code"
+EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attempt", "rqwen3/exit_code"
+"""By which the chain tells one attempt from the next."""
 JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
 STATE_TAG, EXIT_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/exit_code", "slurm/never_starts"
 VANISHED = "VANISHED"

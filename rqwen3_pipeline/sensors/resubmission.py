@@ -10,8 +10,7 @@ import dagster as dg
 
 from model.errors import RQwen3Error
 from rqwen3_pipeline.assets.common import Pipeline, experiment, pipeline, submission_partitions
-from rqwen3_pipeline.assets.submissions import ATTEMPT_TAG, EXPERIMENT_TAG
-from rqwen3_pipeline.experiments.observed import facts_now, policy_of
+from rqwen3_pipeline.experiments.observed import ATTEMPT_TAG, EXPERIMENT_TAG, facts_now, policy_of
 from rqwen3_pipeline.experiments.policy import Action, Decision, decide
 from rqwen3_pipeline.slurm.client import Slurm
 from rqwen3_pipeline.training import submission_key
