@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -22,11 +23,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def environment_of_its_own() -> Iterator[None]:
-    """No test inherits what another one's code set: offline switches, run roots, a Dagster home."""
+    """No test inherits what another one's code set: offline switches, run roots, a Dagster home, signal handlers.
+
+    A trainer run in the tests' process ends with signals ignored, and what is ignored is so in every
+    program that a later test starts.
+    """
     before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield
     os.environ.clear()
     os.environ.update(before)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler and handler is not None:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -93,14 +93,6 @@ def _no_process_left() -> object:
                 child.kill()
 
 
-@pytest.fixture(autouse=True)
-def _no_handlers_left() -> object:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def test_ranks_together_read_the_windows_that_one_process_reads(tiny) -> None:
     windows = TokenWindows(tiny.manifest, 32)
     whole_reader = StepReader(windows, 16, 8, seed=3)

@@ -1,6 +1,5 @@
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,6 @@ def watch(clock: Clock, **values: object) -> StopWatch:
     return StopWatch(clock=clock, started=clock.now, **values)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.fixture
-def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("_handlers")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signals_any_number_of_them_only_set_the_flag(number: signal.Signals) -> None:
     stop = StopWatch()
@@ -73,7 +63,6 @@ def test_work_is_begun_only_if_it_ends_before_the_save() -> None:
     assert watch(clock).has_time_for(1e9)
 
 
-@pytest.mark.usefixtures("_handlers")
 def test_signals_that_come_while_the_process_leaves_are_ignored() -> None:
     stop = StopWatch()
     stop.install()

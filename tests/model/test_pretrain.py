@@ -69,15 +69,6 @@ def assert_same(left, right, where: str = "") -> None:
         assert left == right, where
 
 
-@pytest.fixture(autouse=True)
-def _no_handlers_left() -> object:
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def test_killed_stopped_and_resumed_run_equals_the_straight_run(make_run) -> None:
     straight, broken = make_run("straight"), make_run("broken")
     for run in (straight, broken):
