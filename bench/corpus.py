@@ -38,7 +38,8 @@ from rqwen3_pipeline.corpus.hub import fetch_tokenizer
 from rqwen3_pipeline.corpus.sources import QWEN3_SHA256
 
 DATATROVE = "datatrove[io,processing]==0.10.1"
-SAMPLE_S = 0.02
+SAMPLE_S = 0.1
+"""Between looks at the workers' memory; what a look costs, a few milliseconds, slows them on two cores."""
 PROFILE = """
 [run]
 name = "bench"

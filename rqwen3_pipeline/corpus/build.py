@@ -179,6 +179,8 @@ def build_files(root: RunRoot, config: CorpusConfig, lock: Lock, items: Sequence
         build = _Build(root, config, lock, options, pool if options.workers > 1 else None)
         stages = STAGES[: STAGES.index(options.until) + 1]
         if "tokens" in stages and config.tokenizer.kind == "pinned":  # first, for a wrong file would show after hours
+            if build.pool is not None and not root.tokenizer.exists():  # a corpus that is all to be made
+                build.pool.start(len(items))
             build.tokenizer()
         waits_for: tuple[Item, ...] = ()
         for stage in stages[:3]:

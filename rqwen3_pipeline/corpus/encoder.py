@@ -80,6 +80,9 @@ class Encoder:
     def _plain(self) -> str:
         """The file without its added tokens; the parsed content takes much more memory and goes."""
         content, self._content = self._content, {}
+        merges: list[Any] = content["model"].get("merges") or []
+        if all(isinstance(merge, list) and len(merge) == 2 and " " not in "".join(merge) for merge in merges):
+            content["model"]["merges"] = [" ".join(merge) for merge in merges]  # the older form loads a quarter faster
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
     @cached_property

@@ -9,6 +9,7 @@ stack. Marks such as `b` are kept from the parser, since it opens each that was 
 later paragraph: 55 kB took 4 GB. Costs one parse of the question and of one answer.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ text; it would cost gigabytes, or hours where it is nested to the end."""
 _INLINE_TAGS = """abbr acronym audio base bdi bdo br caption cite col colgroup del dfn input ins kbd link map area mark
 meta object param picture q rp rt ruby samp source span sub sup td th time track var video wbr"""
 _MARK_TAGS = "a b big em font i nobr s small strike strong tt u"
-_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+_TAG = re.compile(r"</?[a-zA-Z][^\s/>]*")
 _CODE = "x-code"
 """What `code` is called in the tree: a name that the parser has no rule for."""
 _BLOCKS, _SKIPPED = frozenset(_BLOCK_TAGS.split()), frozenset(_SKIPPED_TAGS.split())
@@ -150,8 +151,7 @@ def html_to_text(html: str) -> str:
     if root is None:
         return ""
     writer = _Writer()
-    for node, entering in _walk(root):
-        tag = node.tag or ""
+    for node, tag, entering in _walk(root):
         if tag == "-text":
             writer.inline(node.text_content or "")
         elif tag == "pre":
@@ -172,30 +172,37 @@ def html_to_text(html: str) -> str:
 
 
 def _renamed(tag: re.Match[str]) -> str:
-    name = tag[2].lower()
-    if name in _NAMES:
-        return f"<{tag[1]}{_NAMES[name]}"
-    return tag[0] if name in _KNOWN else f"&lt;{tag[1]}{tag[2]}"
+    return (_rename_short if len(tag[0]) < 32 else _rename)(tag[0])
 
 
-def _walk(root: LexborNode, whole: bool = False) -> Iterator[tuple[LexborNode, bool]]:
-    """Every node in the order of the text: an element when it begins and when it ends, others once.
+def _rename(tag: str) -> str:
+    """What the parser is given in place of `<name` or `</name`."""
+    name = tag[1:].removeprefix("/")
+    start = tag[: -len(name)]
+    if (known := name.lower()) in _NAMES:
+        return start + _NAMES[known]
+    return tag if known in _KNOWN else f"&lt;{start[1:]}{name}"
+
+
+_rename_short = functools.lru_cache(maxsize=4096)(_rename)
+
+
+def _walk(root: LexborNode, whole: bool = False) -> Iterator[tuple[LexborNode, str, bool]]:
+    """Every node with its tag, in the order of the text: an element when it begins and when it ends, others once.
 
     Code is not entered, unless the `whole` of it is asked for.
     """
     closed = ("-text", "br") if whole else ("-text", "br", "pre", _CODE)
-    stack: list[tuple[LexborNode, bool]] = [(root, True)]
+    stack = [(root, root.tag or "", True)]
     while stack:
-        node, entering = stack.pop()
-        tag = node.tag or ""
-        if tag in _SKIPPED:
-            continue
-        yield node, entering
+        visit = node, tag, entering = stack.pop()
+        yield visit
         if entering and tag not in closed:
-            stack.append((node, False))
+            stack.append((node, tag, False))
             child = node.last_child
             while child is not None:
-                stack.append((child, True))
+                if (name := child.tag or "") not in _SKIPPED:
+                    stack.append((child, name, True))
                 child = child.prev
 
 
@@ -239,8 +246,7 @@ def _bullet(writer: _Writer) -> str:
 def _content(node: LexborNode) -> str:
     """All text below a node, to the letter; a block that has strayed into it begins and ends a line."""
     parts: list[str] = []
-    for inner, _ in _walk(node, whole=True):
-        tag = inner.tag or ""
+    for inner, tag, _ in _walk(node, whole=True):
         if tag == "-text":
             parts.append(inner.text_content or "")
         elif tag == "br" or (tag in _BLOCKS and parts and not parts[-1].endswith("\n")):

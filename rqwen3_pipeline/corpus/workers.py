@@ -49,7 +49,7 @@ class _Worker:
 
 
 class Pool:
-    """Spawned workers, started when they are first needed; a context manager, used for any number of stages."""
+    """Spawned workers, started when first needed or before; a context manager, used for any number of stages."""
 
     def __init__(self, workers: int) -> None:
         """Prepare; nothing is started yet."""
@@ -70,6 +70,11 @@ class Pool:
         for worker in self._idle + self._busy:
             worker.process.join()
             worker.connection.close()
+
+    def start(self, most: int) -> None:
+        """Start the workers, `most` of them at most: they load what they need while this process does other things."""
+        while len(self._idle) + len(self._busy) < min(self._workers, most):
+            self._idle.append(self._start())
 
     def run(self, task: Task, items: Sequence[Item], done: Callable[[Outcome], None]) -> None:
         """Make all items of a stage; `done` is told of each as it ends."""
