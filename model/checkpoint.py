@@ -8,6 +8,7 @@ be written and compared with what the disk gives back before the file has its na
 bytes a parameter once and reads them once; old ones are removed only after that.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -41,9 +42,13 @@ _NAME = re.compile(r"step_(\d+)\.pt")
 
 
 def warn(message: str) -> None:
-    """Say something aloud: on standard error, at once; of several processes only the first does."""
+    """Say something aloud: on standard error, at once; of several processes only the first does.
+
+    Where standard error is a file on a full disk, the words are lost, and nothing else is.
+    """
     if first_process():
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

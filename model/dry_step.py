@@ -20,13 +20,13 @@ import torch
 from model import checkpoint, metrics, phases
 from model.bits_per_byte import HeldoutStream, heldout_scores
 from model.config import RunConfig
-from model.errors import OutOfMemory, TrainingError
+from model.errors import OutOfMemory, RQwen3Error, TrainingError
 from model.files import append_jsonl, read_jsonl
+from model.ledger import failure_reason
 from model.memory import GIB, plan_memory
 from model.session import TrainSession
 
 RECORD = "dry_steps.jsonl"
-OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 
 def hardware(session: TrainSession) -> dict[str, Any]:
@@ -115,7 +115,9 @@ def measure(
             return None
         eval_s = time.perf_counter() - began
         save_s, size_bytes = _scratch_save(run_dir, session)
-    except OUT_OF_MEMORY as error:
+    except Exception as error:
+        if not memory_refused(error):
+            raise
         raise out_of_memory(session.run, session.device, error, "in the dry step") from error
     if not math.isfinite(trained[0].loss):
         raise TrainingError(
@@ -145,6 +147,11 @@ def evaluate(
             should_stop,
             session.team,
         )
+
+
+def memory_refused(error: BaseException) -> bool:
+    """Whether device or machine refused memory, in any of their ways, and nobody has said so in words yet."""
+    return not isinstance(error, RQwen3Error) and failure_reason(error) == "out_of_memory"
 
 
 def out_of_memory(run: RunConfig, device: torch.device, error: BaseException, when: str) -> OutOfMemory:

@@ -4,6 +4,9 @@ Every message says what was seen, where, and what to do next. The command line p
 alone, without a traceback, and exits with the class's `exit_code`.
 """
 
+EXIT_CODES = {"non_finite": 65, "out_of_memory": 71, "disk_full": 74}
+"""What the trainer ends with, by the ledger's word: who started it knows why even where no record could be written."""
+
 
 class RQwen3Error(Exception):
     """Base of every error that the user can act upon."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from model import checkpoint, metrics
-from model.errors import DiskSpaceError, OutOfMemory, TrainingError
+from model.errors import EXIT_CODES, DiskSpaceError, OutOfMemory, RQwen3Error, TrainingError
 from model.files import FULL
 
 NO_MEMORY = "DefaultCPUAllocator"
@@ -40,6 +40,12 @@ def failure_reason(error: BaseException) -> str:
     return "error"
 
 
+def exit_code_of(error: BaseException) -> int:
+    """What the trainer ends with: the code of the ledger's word, else the error's own."""
+    own = error.exit_code if isinstance(error, RQwen3Error) else RQwen3Error.exit_code
+    return EXIT_CODES.get(failure_reason(error), own)
+
+
 def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -> dict[str, Any]:
     """The ledger record of a holder that vanished without writing one, from lock and metrics."""
     submission, attempt = int(holder.get("submission") or 0), int(holder.get("attempt") or 0)
@@ -66,5 +72,5 @@ def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -
         "started": holder.get("started"),
         "ended": None,
         "checkpoint": saved.summary() if saved else None,
-        "error": "the process vanished without a record: SIGKILL, out of memory, or a lost node",
+        "error": "no record of its end was written: SIGKILL, out of memory, a lost node, or a full disk",
     }

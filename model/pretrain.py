@@ -5,11 +5,13 @@
 needs neither Dagster nor SLURM, only the corpus (`rqwen3 --profile smoke corpus build`).
 
 On several GPUs or nodes: python -m model.launch, or torchrun, with the same words behind its own.
-Exit codes: 0 finished, 75 saved and to be continued, 73 another holds the lock, others failed. The
-handlers of signals are in place before torch is imported, which takes seconds.
+Exit codes: 0 finished, 75 saved and to be continued, 73 another holds the lock; 65 the numbers are not
+finite, 71 out of memory, 74 the disk is full; others failed. The handlers of signals are in place before
+torch is imported, which takes seconds.
 """
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -63,19 +65,17 @@ def main(arguments: list[str] | None = None) -> int:
         return _train(options, stop)
     except RQwen3Error as error:
         if os.environ.get("RANK", "0") == "0":  # every rank has the same error
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+            _complain(f"error: {error}")
+        return _exit_code(error)
     except OSError as error:
         if error.errno not in NO_WRITING:
             raise
         where = error.filename or options.run_dir
-        print(
+        _complain(
             f"error: {where}: {error.strerror}. What was saved before is whole. "
-            "Make room, or make the folder writable, and start the trainer again.",
-            file=sys.stderr,
-            flush=True,
+            "Make room, or make the folder writable, and start the trainer again."
         )
-        return RQwen3Error.exit_code
+        return _exit_code(error)
     finally:
         stop.ignore()
 
@@ -107,10 +107,23 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
     return run_submission(submission, stop)
 
 
+def _complain(words: str) -> None:
+    """Say why it ends; on a full disk, which takes no words, the exit code says it alone."""
+    with contextlib.suppress(OSError):
+        print(words, file=sys.stderr, flush=True)
+
+
+def _exit_code(error: BaseException) -> int:
+    from model.ledger import exit_code_of
+
+    return exit_code_of(error)
+
+
 def _leave(code: int) -> NoReturn:
     """End at once: everything is saved, and torch's threads have aborted the interpreter's teardown now and then."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

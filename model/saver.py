@@ -96,8 +96,14 @@ class Saver:
             self._book(self._write(state, sidecar, began, None))
             return
         arguments = (copied, sidecar, began, time.monotonic() - began)
-        self._thread = threading.Thread(target=self._work, args=arguments, name="checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=self._work, args=arguments, name="checkpoint")
+        try:
+            thread.start()
+        except RuntimeError as error:  # no memory for one more, or no more are allowed
+            checkpoint.warn(f"{error}: saving while training waits.")
+            self._book(self._write(copied, sidecar, began, None))
+            return
+        self._thread = thread
 
     def look(self) -> str | None:
         """Book a background save if it has ended; says once, in words, why it failed, if it did."""

@@ -19,7 +19,7 @@ from model.environment import write_environment
 from model.errors import CheckpointError, LockHeldError, RQwen3Error, TrainingError
 from model.files import append_jsonl, require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
-from model.ledger import failure_reason, killed_record
+from model.ledger import exit_code_of, failure_reason, killed_record
 from model.memory import checkpoint_bytes
 from model.metrics import RunLog
 from model.mirror import open_mirror, require_package
@@ -31,7 +31,7 @@ from model.shard_format import read_manifest
 from model.submission import Submission
 from model.windows import TokenWindows
 
-EXIT_FINISHED, EXIT_CONTINUE, EXIT_FAILED = 0, 75, 1
+EXIT_FINISHED, EXIT_CONTINUE = 0, 75
 SKIPS_ALLOWED = 3
 """Non-finite losses in a row that are skipped; one more stops the run."""
 
@@ -53,10 +53,13 @@ def run_submission(submission: Submission, stop: StopWatch) -> int:
     record = {**who, "from_step": None, "started": metrics.now()}
     path = submission.run_dir / "LOCK"
     held = team.first_does(lambda: lock.acquire(path, record, submission.job_alive_command))
+    trainer = None
     try:
-        code = _Trainer(submission, run, stop, held, team).run()
+        trainer = _Trainer(submission, run, stop, held, team)
+        code = trainer.run()
     finally:
-        if team.first:
+        unrecorded = trainer is not None and trainer.unrecorded  # the next one makes the record, from the lock
+        if team.first and not unrecorded:
             held.release()
     leave(team)
     return code
@@ -76,6 +79,7 @@ class _Trainer:
         self.eval_s, self.sample_s, self.last_save = 0.0, 0.0, 0.0
         self.from_step = max(checkpoint.steps_in(self.folder), default=0)  # until one of them is verified
         self.skips = 0
+        self.unrecorded = False
         self.pace = Pace()
 
     def run(self) -> int:
@@ -86,14 +90,14 @@ class _Trainer:
             session = self.session = self._prepare()
             reason = self._loop(session)
             reason = self._finish(session, reason)
-        except dry_step.OUT_OF_MEMORY as error:
+        except BaseException as error:
+            if not dry_step.memory_refused(error):
+                self._failed(error)
+                raise
             device = self.session.device if self.session else pick_device(self.config.device)
             told = dry_step.out_of_memory(self.run_config, device, error, "while training")
             self._failed(told)
             raise told from error
-        except BaseException as error:
-            self._failed(error)
-            raise
         finally:
             self.log.close()
             if self.session is not None:
@@ -110,7 +114,7 @@ class _Trainer:
             checkpoint.warn(why)
         text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
         try:
-            self._record(failure_reason(error), getattr(error, "exit_code", EXIT_FAILED), text)
+            self._record(failure_reason(error), exit_code_of(error), text)
         except OSError as unwritten:
             checkpoint.warn(
                 f"{self.submission.run_dir}/ledger.jsonl: no record of this end could be written: {unwritten}"
@@ -236,8 +240,8 @@ class _Trainer:
         if self.skips > SKIPS_ALLOWED:
             raise TrainingError(
                 f"step {result.step:,}: loss {result.loss}, gradient norm {result.grad_norm}: not finite, "
-                f"{self.skips} times in a row. Nothing was saved. Lower training.learning_rate, or look at the "
-                f"documents of these steps: rqwen3 trace --step {result.step} --loss"
+                f"{self.skips} times in a row; the weights were left as they were before these steps, whose documents "
+                f"are told by: rqwen3 trace --step {result.step} --loss"
             )
         if result.skipped:
             checkpoint.warn(f"step {result.step:,}: loss {result.loss} or its gradient is not finite; update skipped.")
@@ -351,25 +355,26 @@ class _Trainer:
         unverified = self.from_step if self.session is None else 0
         saved = self.saver.saved
         saved_step = saved.step if saved else unverified
-        self.log.ledger(
-            {
-                "submission": self.submission.attempt.submission,
-                "attempt": self.submission.attempt.attempt,
-                "from_step": self.from_step,
-                "to_step": to_step,
-                "saved_step": saved_step,
-                "stop_reason": reason,
-                "exit_code": exit_code,
-                "tokens": (to_step - self.from_step) * self.config.tokens_per_step,
-                "seconds": time.monotonic() - self.began,
-                "lost_steps": to_step - saved_step,
-                **(getattr(self, "provenance", None) or metrics.bare_provenance()),
-                "started": self.started,
-                "ended": metrics.now(),
-                "checkpoint": saved.summary() if saved else None,
-                "error": error,
-            }
-        )
+        record = {
+            "submission": self.submission.attempt.submission,
+            "attempt": self.submission.attempt.attempt,
+            "from_step": self.from_step,
+            "to_step": to_step,
+            "saved_step": saved_step,
+            "stop_reason": reason,
+            "exit_code": exit_code,
+            "tokens": (to_step - self.from_step) * self.config.tokens_per_step,
+            "seconds": time.monotonic() - self.began,
+            "lost_steps": to_step - saved_step,
+            **(getattr(self, "provenance", None) or metrics.bare_provenance()),
+            "started": self.started,
+            "ended": metrics.now(),
+            "checkpoint": saved.summary() if saved else None,
+            "error": error,
+        }
+        self.unrecorded = True
+        self.log.ledger(record)
+        self.unrecorded = False
 
     def _record_killed(self, holder: dict[str, Any]) -> None:
         """Write the record that a killed trainer could not write."""

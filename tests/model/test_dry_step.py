@@ -60,7 +60,12 @@ def test_stop_at_any_moment_of_it_leaves_no_record_and_the_state(parts, asked: i
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB."), MemoryError()]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB."),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory. Tried to allocate 4.64 GiB."),
+    ],
 )
 def test_out_of_memory_is_told_with_the_plan_and_what_takes_less(
     parts, monkeypatch: pytest.MonkeyPatch, error: BaseException

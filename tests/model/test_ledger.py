@@ -6,8 +6,8 @@ import resource
 import pytest
 import torch
 
-from model.errors import CheckpointError, ConfigError, DiskSpaceError, OutOfMemory, TrainingError
-from model.ledger import failure_reason
+from model.errors import CheckpointError, ConfigError, DiskSpaceError, LockHeldError, OutOfMemory, TrainingError
+from model.ledger import exit_code_of, failure_reason
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
@@ -35,6 +35,23 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 )
 def test_failure_reason_of_an_error_is_the_ledgers_word(error, reason):
     assert failure_reason(error) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OutOfMemory("in the dry step"), 71),
+        (caused(CheckpointError("could not be written"), OSError(errno.ENOSPC, "No space left")), 74),
+        (OSError(errno.EFBIG, "File too large"), 74),
+        (TrainingError("loss nan"), 65),
+        (ConfigError("no such key"), 2),
+        (LockHeldError("held"), 73),
+        (OSError(errno.EACCES, "Permission denied"), 1),
+        (RuntimeError("shapes do not fit"), 1),
+    ],
+)
+def test_exit_code_of_an_error_says_what_the_ledger_would(error, code):
+    assert exit_code_of(error) == code
 
 
 def test_failure_reason_of_torchs_own_error_under_a_memory_limit_is_out_of_memory():

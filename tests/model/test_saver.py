@@ -96,6 +96,22 @@ def test_background_save_holds_the_state_of_its_moment(
     assert told[0].record()["bytes"] == saved.path.stat().st_size
 
 
+def test_save_that_gets_no_thread_is_made_while_training_waits(
+    saver: Saver, told: list[SaveReport], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under a limit on memory or processes; whatever fails later finds nothing to wait for."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    save(saver, 3)
+    assert saver.wait() is None
+    assert checkpoint.verify(saver.folder / "step_3.pt").step == saver.saved_step == 3
+    assert [report.in_background for report in told] == [False]
+    assert "can't start new thread" in capsys.readouterr().err
+
+
 def test_background_and_foreground_write_the_same_file(tmp_path: Path, told: list[SaveReport]) -> None:
     files = []
     for name, background in (("one", True), ("other", False)):

@@ -1,5 +1,6 @@
 """What the trainer does around its steps: saves in the background, the dry step, the clock, the disk."""
 
+import io
 import json
 import math
 import os
@@ -15,10 +16,11 @@ import pytest
 import torch
 
 from model import checkpoint, dry_step, pretrain, snapshot
-from model.files import read_jsonl
+from model.files import read_json, read_jsonl, write_json
+from model.metrics import RunLog
 from model.session import TrainSession
 from tests.model.conftest import REPOSITORY
-from tests.model.test_pretrain import _no_handlers_left, assert_same, final, last_step, train, wait_for  # noqa: F401
+from tests.model.test_pretrain import assert_same, final, last_step, train, wait_for
 
 
 def add(tiny, text: str) -> None:
@@ -63,7 +65,7 @@ def test_dry_step_that_runs_out_of_memory_ends_the_submission_with_the_plan(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB.")
 
     monkeypatch.setattr(TrainSession, "_micro_batch", refuse)
-    assert train(tiny) == 1
+    assert train(tiny) == 71
     assert "out of memory in the dry step on cpu" in capsys.readouterr().err
     record = read_jsonl(tiny.run_dir / "ledger.jsonl")[-1]
     assert (record["stop_reason"], record["to_step"]) == ("out_of_memory", 0)
@@ -80,9 +82,10 @@ def test_out_of_memory_in_full_course_is_told_with_the_plan_too(tiny, monkeypatc
         return original(self, *arguments)
 
     monkeypatch.setattr(TrainSession, "train_step", step)
-    assert train(tiny) == 1
+    assert train(tiny) == 71
     record = read_jsonl(tiny.run_dir / "ledger.jsonl")[-1]
-    assert (record["stop_reason"], record["to_step"], record["saved_step"]) == ("out_of_memory", 5, 4)
+    assert (record["stop_reason"], record["exit_code"]) == ("out_of_memory", 71)
+    assert (record["to_step"], record["saved_step"]) == (5, 4)
     assert "while training" in record["error"]
 
 
@@ -147,12 +150,12 @@ def test_disk_that_stays_full_ends_the_run_in_words_with_the_old_checkpoint_whol
         original(state, *arguments)
 
     monkeypatch.setattr(torch, "save", full)
-    assert train(tiny) == 1
+    assert train(tiny) == 74
     assert "No space left on device" in capsys.readouterr().err
     assert checkpoint.verify(tiny.checkpoints / "step_4.pt").step == 4
     assert checkpoint.steps_in(tiny.checkpoints) == [4]
     record = read_jsonl(tiny.run_dir / "ledger.jsonl")[-1]
-    assert (record["stop_reason"], record["exit_code"], record["saved_step"]) == ("disk_full", 1, 4)
+    assert (record["stop_reason"], record["exit_code"], record["saved_step"]) == ("disk_full", 74, 4)
     monkeypatch.undo()
     assert train(tiny, submission=2) == 0
 
@@ -164,19 +167,51 @@ def test_run_folder_that_takes_no_byte_is_an_error_in_words(tiny) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tiny.run_dir)], check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     try:
-        for option, expected in (("rw", "No space left on device"), ("ro", "Read-only file system")):
+        for option, expected, code in (("rw", "No space left on device", 74), ("ro", "Read-only file system", 1)):
             if option == "rw":
                 (tiny.run_dir / "filler").write_bytes(b"")
                 with (tiny.run_dir / "filler").open("wb") as file, pytest.raises(OSError, match="No space"):
                     file.write(bytes(2**22))
             subprocess.run(["mount", "-o", f"remount,{option}", str(tiny.run_dir)], check=True)
             output, _ = (process := tiny.start()).communicate(timeout=120)
-            assert process.returncode == 1, output
+            assert process.returncode == code, output
             assert f"error: {tiny.run_dir}" in output
             assert expected in output or "GiB free" in output
             assert "Traceback" not in output
     finally:
         subprocess.run(["umount", str(tiny.run_dir)], check=True)
+
+
+@pytest.mark.parametrize("word_of_it", [True, False])
+def test_end_that_no_record_tells_of_leaves_the_lock_from_which_the_next_one_makes_it(
+    tiny, monkeypatch: pytest.MonkeyPatch, word_of_it: bool
+) -> None:
+    """The disk is full: nothing more fits into the log or the ledger, nor, maybe, into what standard error goes to."""
+    full = OSError(28, "No space left on device")
+
+    def refuse(self, record: dict[str, Any]) -> None:
+        if record.get("step", 99) > 6:
+            raise full
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise full
+
+    for what in ("train", "ledger"):
+        original = getattr(RunLog, what)
+        monkeypatch.setattr(RunLog, what, lambda self, record, on=original: refuse(self, record) or on(self, record))
+    if not word_of_it:
+        monkeypatch.setattr("sys.stderr", Full())
+    assert train(tiny) == 74
+    assert (tiny.run_dir / "LOCK").exists()
+    assert read_jsonl(tiny.run_dir / "ledger.jsonl") == []
+    monkeypatch.undo()
+    holder = read_json(tiny.run_dir / "LOCK")  # of this very process, which lives on
+    write_json(tiny.run_dir / "LOCK", holder | {"pid_start": 1})
+    assert train(tiny, submission=1) == 0
+    lost, finished = read_jsonl(tiny.run_dir / "ledger.jsonl")
+    assert (lost["stop_reason"], lost["from_step"], lost["to_step"], lost["saved_step"]) == ("killed", 0, 6, 4)
+    assert (lost["lost_steps"], finished["from_step"], finished["exit_code"]) == (2, 4, 0)
 
 
 def test_evaluation_that_would_not_end_in_time_is_left_to_the_next_submission(
