@@ -18,7 +18,7 @@ from model.gpus import gpu_named
 from model.memory import Execution, checkpoint_bytes
 from model.shard_format import Manifest, open_shard, read_manifest
 from rqwen3_pipeline.plan import refusal
-from rqwen3_pipeline.programs import run_program
+from rqwen3_pipeline.programs import failure_code, run_program
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm import doctor
 from rqwen3_pipeline.slurm.client import Slurm, SlurmUnavailable
@@ -28,6 +28,11 @@ from rqwen3_pipeline.training import pretrain_arguments
 
 class PreflightError(RQwen3Error):
     """The first submission would fail; the message says by what."""
+
+    def __init__(self, message: str, code: int = RQwen3Error.exit_code) -> None:
+        super().__init__(message)
+        self.code = code
+        """The exit code that tells of such a failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +72,8 @@ class Check:
     said: str
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
     """Numbers for the record."""
+    code: int = 0
+    """Of a red one: the exit code that tells of such a failure."""
 
 
 Answer = tuple[str, dict[str, Any]]
@@ -184,7 +191,8 @@ def run_preflight(asked: Asked) -> dict[str, Any]:
     }
     write_json(out, report)
     if red:
-        raise PreflightError("; ".join(f"{check.name}: {check.said}" for check in red))
+        code = next((check.code for check in red if check.code != RQwen3Error.exit_code), RQwen3Error.exit_code)
+        raise PreflightError("; ".join(f"{check.name}: {check.said}" for check in red), code)
     return {**report, "path": str(out)}
 
 
@@ -204,7 +212,7 @@ def _check(function: Callable[[Asked], Answer], asked: Asked) -> Check:
     try:
         said, figures = function(asked)
     except (RQwen3Error, OSError) as error:
-        return Check(name=function.__name__, passed=False, said=str(error))
+        return Check(name=function.__name__, passed=False, said=str(error), code=failure_code(error))
     return Check(name=function.__name__, passed=True, said=said, figures=figures)
 
 

@@ -1,5 +1,6 @@
 """Runs the model's programs as child processes; the two halves of the project meet only in files."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from model.errors import RQwen3Error
+from model.errors import EXIT_CODES, DiskSpaceError, RQwen3Error
+from model.files import FULL
 
 TAIL_LINES = 20
 
@@ -46,7 +48,8 @@ def run_program(
         The exit code, one of `ok`.
 
     Raises:
-        ProgramFailedError: any other exit code; the message holds the log's tail.
+        ProgramFailedError: any other exit code; the message begins with what the program said last, and holds the
+            log's tail.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", module, *map(str, arguments)]
@@ -72,8 +75,30 @@ def run_program(
             _await(child)
             raise
     if code not in ok:
-        raise ProgramFailedError(f"python -m {module} ended with exit code {code}. {log}:\n{tail(log, begin)}", code)
+        end = tail(log, begin)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = last_words(end)
+        raise ProgramFailedError(f"python -m {module} {how}{f': {said}' if said else ''}\n{log}:\n{end}", code)
     return code
+
+
+def failure_code(error: BaseException) -> int:
+    """A program's exit code, or the one with which the trainer would have told of such an error; else 1."""
+    code = getattr(error, "code", None)
+    if isinstance(code, int):
+        return code
+    if isinstance(error, DiskSpaceError) or (isinstance(error, OSError) and error.errno in FULL):
+        return EXIT_CODES["disk_full"]
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return EXIT_CODES["out_of_memory"]
+    return RQwen3Error.exit_code
+
+
+def last_words(said: str) -> str:
+    """Of what a program printed the line that tells why it failed: its last `error: …`, else the last of all."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]
 
 
 def _await(child: "subprocess.Popen[bytes]") -> None:

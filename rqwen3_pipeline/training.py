@@ -66,6 +66,11 @@ def submission_key(name: str, number: int) -> str:
     return f"{name}.{number:02d}"
 
 
+def submission_log(folder: Path, number: int, attempt: int) -> Path:
+    """What the trainer of an attempt says, in an experiment's folder."""
+    return folder / "logs" / f"submission-{number:02d}-a{attempt}.log"
+
+
 def parse_submission(key: str, name: str) -> int:
     """The submission's number in a partition key.
 
@@ -162,7 +167,7 @@ def run_submission(
                 run_program(
                     "model.pretrain",
                     [str(argument) for argument in (*arguments, "--watch-parent")],
-                    folder / "logs" / f"submission-{number:02d}-a{attempt}.log",
+                    submission_log(folder, number, attempt),
                     ok=(EXIT_FINISHED, EXIT_CONTINUE),
                     while_running=watch.look,
                 )

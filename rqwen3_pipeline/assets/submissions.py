@@ -50,17 +50,17 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
     A submission that was cut and saved is a success; its stop reason says what ended it.
     """
     from rqwen3_pipeline.preflight import preflight_problem, run_preflight
-    from rqwen3_pipeline.programs import ProgramFailedError
+    from rqwen3_pipeline.programs import failure_code
     from rqwen3_pipeline.training import EXIT_CONTINUE, cancelled, parse_submission, run_submission
 
     here = pipeline()
     run, config_path = experiment(here, context.partition_key)
-    if run.name != here.run.name and preflight_problem(here.root.experiment(run.name)):
-        run_preflight(asked_for(here, run, config_path, context.instance))  # the asset does the profile's alone
     number = parse_submission(context.partition_key, run.name)
     attempt = _attempt(context, here, run.name, number)
     _tag(context, {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)})
     try:
+        if run.name != here.run.name and preflight_problem(here.root.experiment(run.name)):
+            run_preflight(asked_for(here, run, config_path, context.instance))  # the asset does the profile's alone
         report = run_submission(
             here.root,
             run,
@@ -71,8 +71,8 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
             say=Mirror(context.log.info),
             say_every_s=EVENT_EVERY_S,
         )
-    except ProgramFailedError as error:
-        _tag(context, {EXIT_CODE_TAG: str(error.code)})
+    except Exception as error:
+        _tag(context, {EXIT_CODE_TAG: str(failure_code(error))})
         raise
     if report["exit_code"] == EXIT_CONTINUE and cancelled(os.environ):
         raise dg.Failure(f"Cancelled; saved at step {report['saved_step']:,}.", metadata(report), allow_retries=False)

@@ -9,14 +9,16 @@ nobody anything.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from model.errors import EXIT_CODES
 from model.files import read_jsonl
 from rqwen3_pipeline.experiment_files import lock_holder, saved_step
 from rqwen3_pipeline.experiments.policy import Attempt, Outcome
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm.states import WORTH_ANOTHER_TRY, State
-from rqwen3_pipeline.training import EXIT_CONTINUE, EXIT_FINISHED, ledger
+from rqwen3_pipeline.training import EXIT_CONTINUE, EXIT_FINISHED, ledger, submission_log
 
 EXIT_LOCK_HELD = 73
 GOOD = (EXIT_FINISHED, EXIT_CONTINUE)
@@ -30,6 +32,8 @@ STOP_REASONS = {
     "error": Outcome.ERROR,
 }
 """How the ledger calls a failure."""
+EXIT_OUTCOMES = {EXIT_CODES[word]: outcome for word, outcome in STOP_REASONS.items() if word in EXIT_CODES}
+"""How an exit code does, where nothing could be written, as on a full disk, or it was not yet time to."""
 JOB_STATES = {
     State.OUT_OF_MEMORY: Outcome.OUT_OF_MEMORY,
     State.TIMEOUT: Outcome.TIMED_OUT,
@@ -61,6 +65,10 @@ class RunSeen:
     ended_s: float = 0.0
     detail: str = ""
     """The failure's message."""
+    log: str = ""
+    """Where its job's output is."""
+    memory_kill: str = ""
+    """What the scheduler wrote there, if it killed the job for its memory, which the state may not tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +101,11 @@ def attempts_of(root: RunRoot, name: str, runs: Iterable[RunSeen] = ()) -> tuple
         key = int(lock["submission"]), int(lock.get("attempt") or 1)
         if lock["alive"] is not True and places.get(key, Place()).record is None:
             places[key] = Place(run=places.get(key, Place()).run, lock=lock)
-    folder_saved = saved_step(root.experiment(name)) or 0
-    trained = _last_steps(root, name)
+    folder, folder_saved = root.experiment(name), saved_step(root.experiment(name)) or 0
+    trained = _steps(root, name)
     done = {key[0] for key, place in places.items() if place.record and place.record.get("exit_code") in GOOD}
     return tuple(
-        _attempt(key, place, trained.get(key), folder_saved)
+        _attempt(key, place, trained.get(key), folder_saved, _log_of(folder, key, place.run))
         for key, place in sorted(places.items())
         if key not in live and not (key[0] in done and _found_it_done(place))
     )
@@ -112,17 +120,25 @@ def next_attempt(root: RunRoot, name: str, submission: int) -> int:
     """Number of the next attempt at a submission, by what the trainers left: ledger, metrics and lock."""
     made = {0}
     made |= {int(r["attempt"]) for r in ledger(root, name) if r["submission"] == submission}
-    made |= {attempt for number, attempt in _last_steps(root, name) if number == submission}
+    made |= {attempt for number, attempt in _steps(root, name) if number == submission}
     lock = lock_holder(root.experiment(name))
     if lock is not None and lock.get("submission") == submission:
         made.add(int(lock.get("attempt") or 1))
     return 1 + max(made)
 
 
-def _attempt(key: tuple[int, int], place: Place, trained: int | None, folder_saved: int) -> Attempt:
+def _log_of(folder: Path, key: tuple[int, int], run: RunSeen | None) -> str:
+    """What the attempt's trainer said; that of its job, where it came to no trainer; nothing where there is neither."""
+    logs = (submission_log(folder, *key), Path(run.log) if run is not None and run.log else None)
+    return next((str(log) for log in logs if log is not None and log.is_file()), "")
+
+
+def _attempt(
+    key: tuple[int, int], place: Place, trained: tuple[int, int] | None, folder_saved: int, log: str
+) -> Attempt:
     record, run, lock = place.record, place.run, place.lock
     outcome = outcome_of(place)
-    common: dict[str, Any] = {"submission": key[0], "attempt": key[1], "outcome": outcome}
+    common: dict[str, Any] = {"submission": key[0], "attempt": key[1], "outcome": outcome, "log": log}
     if record is not None:
         return Attempt(
             **common,
@@ -130,17 +146,27 @@ def _attempt(key: tuple[int, int], place: Place, trained: int | None, folder_sav
             reached_step=int(record["to_step"]) if record.get("to_step") is not None else None,
             saved_step=int(record.get("saved_step") or 0),
             ended_s=seconds(record.get("ended")) or (run.ended_s if run else 0.0),
-            detail=telling_line(record.get("error") or (run.detail if run else "") or str(record.get("stop_reason"))),
+            detail=_cancelled_by(run, record)
+            if outcome is Outcome.CANCELLED
+            else telling_line(record.get("error") or (run.detail if run else "") or str(record.get("stop_reason"))),
         )
-    begun = int((lock or {}).get("from_step") or 0)
+    first, last = trained or (1, None)
+    begun = int((lock or {}).get("from_step") or first - 1)
     return Attempt(
         **common,
         from_step=begun,
-        reached_step=trained,
-        saved_step=folder_saved if lock is not None else begun,
+        reached_step=last,
+        saved_step=folder_saved if lock is not None or trained else begun,
         ended_s=run.ended_s if run else 0.0,
-        detail=telling_line(run.detail if run and run.detail else "the trainer vanished without a word"),
+        detail=telling_line((run and (run.memory_kill or run.detail)) or "the trainer vanished without a word"),
     )
+
+
+def _cancelled_by(run: RunSeen | None, record: Mapping[str, Any]) -> str:
+    """Which hand it was, and what the trainer made of it."""
+    what = "its run was terminated" if run is not None and run.cancelled else "its job was cancelled"
+    saved = record.get("exit_code") == EXIT_CONTINUE
+    return what + (f", and it saved step {int(record.get('saved_step') or 0):,}" if saved else "")
 
 
 def outcome_of(place: Place) -> Outcome:
@@ -158,8 +184,12 @@ def outcome_of(place: Place) -> Outcome:
         return Outcome.SAVED
     if record is not None and record.get("stop_reason") in STOP_REASONS:
         return STOP_REASONS[str(record["stop_reason"])]
+    if code is None and run is not None and run.exit_code in EXIT_OUTCOMES:
+        return EXIT_OUTCOMES[run.exit_code]
     if state in JOB_STATES:
         return JOB_STATES[state]
+    if code is None and run is not None and run.memory_kill:
+        return Outcome.OUT_OF_MEMORY
     begun = record is not None or place.lock is not None
     if begun or (run is not None and (run.vanished or run.exit_code in (EXIT_LOCK_HELD, *KILLED))):
         return Outcome.LOST
@@ -174,18 +204,20 @@ def seconds(time: Any) -> float:
         return 0.0
 
 
-def telling_line(text: Any, characters: int = 300) -> str:
+def telling_line(text: Any, characters: int = 600) -> str:
     """The line of a message that says most, cut: the first, or a traceback's last."""
     lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
     if not lines:
         return ""
-    return lines[-1 if lines[0].startswith("Traceback") else 0][:characters]
+    line = lines[-1 if lines[0].startswith("Traceback") else 0]
+    return line if len(line) <= characters else line[: characters - 1] + "…"
 
 
-def _last_steps(root: RunRoot, name: str) -> dict[tuple[int, int], int]:
-    """Last step that each attempt logged."""
-    steps: dict[tuple[int, int], int] = {}
+def _steps(root: RunRoot, name: str) -> dict[tuple[int, int], tuple[int, int]]:
+    """First and last step that each attempt logged."""
+    steps: dict[tuple[int, int], tuple[int, int]] = {}
     for point in read_jsonl(root.experiment(name) / "metrics.jsonl"):
         if point.get("kind") == "train" and point.get("submission") is not None:
-            steps[int(point["submission"]), int(point.get("attempt") or 1)] = int(point["step"])
+            key, step = (int(point["submission"]), int(point.get("attempt") or 1)), int(point["step"])
+            steps[key] = (steps.get(key, (step, step))[0], step)
     return steps

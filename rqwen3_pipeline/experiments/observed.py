@@ -5,6 +5,7 @@ scheduler that does not answer is a fact too. The last state seen of a job is no
 SLURM forgets it within minutes.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from rqwen3_pipeline.preflight import preflight_problem
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
+from rqwen3_pipeline.slurm.job_log import memory_kill
 from rqwen3_pipeline.slurm.states import State, parse_state
 from rqwen3_pipeline.training import finished, submissions_config
 
@@ -31,6 +33,8 @@ JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
 STATE_TAG, EXIT_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/exit_code", "slurm/never_starts"
 VANISHED = "VANISHED"
 """In place of a state: SLURM answers, and knows the job no more."""
+_OWN = re.compile(r"^(rqwen3_pipeline|model)(\.\w+)+: ")
+"""How Dagster begins the message of the project's own errors, which need no class to be understood."""
 LIVE = frozenset(
     {
         DagsterRunStatus.QUEUED,
@@ -97,6 +101,7 @@ def runs_seen(
     if not keys:
         return []
     records = instance.get_run_records(RunsFilter(tags={PARTITION_TAG: keys}), ascending=True)
+    files = getattr(instance.run_launcher, "files", None)  # where runs are jobs
     found: list[RunSeen] = []
     counted: dict[int, int] = {}
     for record in records:
@@ -109,7 +114,8 @@ def runs_seen(
         if slurm is not None and record is records[-1]:
             tags |= _ask(instance, run, slurm)
         state = tags.get(STATE_TAG)
-        failed = run.status is DagsterRunStatus.FAILURE
+        log = files(run).log if files is not None else None
+        newest = run.status is DagsterRunStatus.FAILURE and record is records[-1]
         found.append(
             RunSeen(
                 run_id=run.run_id,
@@ -123,7 +129,9 @@ def runs_seen(
                 cannot_start=bool(run.tags.get(NEVER_STARTS_TAG)),
                 exit_code=exit_code_of(tags),
                 ended_s=record.end_time or 0.0,
-                detail=failure_of(instance, run.run_id) if failed and record is records[-1] else "",
+                detail=failure_of(instance, run.run_id) if newest else "",
+                log=str(log or ""),
+                memory_kill=memory_kill(log) if newest and log is not None else "",
             )
         )
     return found
@@ -175,7 +183,7 @@ def failure_of(instance: DagsterInstance, run_id: str) -> str:
             error = getattr(data, "error", None)
             while error is not None and error.cause is not None:
                 error = error.cause
-            said = telling_line(error.message if error is not None else (entry.message if entry else ""))
+            said = telling_line(_OWN.sub("", error.message) if error is not None else (entry.message if entry else ""))
             if said:
                 return said
     return ""

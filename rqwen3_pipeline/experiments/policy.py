@@ -34,10 +34,12 @@ class Outcome(StrEnum):
 
 RETRIED = frozenset({Outcome.LOST, Outcome.TIMED_OUT})
 ADVICE = {
-    Outcome.OUT_OF_MEMORY: "Lower training.micro_batch_size (rqwen3 plan says what fits) or ask for more memory",
+    Outcome.OUT_OF_MEMORY: "Lower training.micro_batch_size (rqwen3 plan says what fits) or ask for more memory "
+    "(mem in the cluster's file)",
     Outcome.DISK_FULL: "Free space, or move the run root",
-    Outcome.NOT_FINITE: "Look at the windows of those steps (rqwen3 trace); a lower training.learning_rate is another "
-    "experiment (rqwen3 experiment new)",
+    Outcome.NOT_FINITE: "Look at the documents of those steps (rqwen3 trace). A lower learning rate is another "
+    "experiment: rqwen3 experiment new NAME --from {experiment} --set training.learning_rate=VALUE. Only where a fault "
+    "of the machine made them will the same steps end otherwise; mend that",
     Outcome.ERROR: "Mend what the log names",
     Outcome.CANCELLED: "If that was not meant",
     Outcome.CANNOT_START: "Ask for what the partition can give",
@@ -73,6 +75,8 @@ class Attempt:
     """Seconds since the epoch, by the clock of the machine it ran on."""
     detail: str = ""
     """What the scheduler, the ledger or the run's event log said."""
+    log: str = ""
+    """Where to read more."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -153,8 +157,8 @@ def _stop_after(last: Attempt, counted: tuple[Attempt, ...], facts: Facts, polic
     """The stop that the attempts demand, if they do."""
     name = submission_key(facts.experiment, last.submission)
     if last.outcome in ADVICE:
-        said = f": {last.detail}" if last.detail else ""
-        return _stop(f"{name} ended {last.outcome}{said}. {ADVICE[last.outcome]}", facts)
+        advice = ADVICE[last.outcome].format(experiment=facts.experiment)
+        return _stop(f"{name} ended {_how(last)}. {advice}", facts)
     if last.outcome is Outcome.FINISHED:
         return _stop(f"{name} says it finished, but there is no whole final.pt; restore it", facts)
     fruitless = _trailing(counted)
@@ -167,11 +171,16 @@ def _stop_after(last: Attempt, counted: tuple[Attempt, ...], facts: Facts, polic
         )
     if len(fruitless) > policy.retries:
         return _stop(
-            f"{len(fruitless)} attempts in a row saved nothing new; the last, {name}, ended {last.outcome}"
-            + (f": {last.detail}" if last.detail else ""),
+            f"{len(fruitless)} attempts in a row saved nothing new; the last, {name}, ended {_how(last)}",
             facts,
         )
     return None
+
+
+def _how(last: Attempt) -> str:
+    """How an attempt ended, what was said of it, and where there is more."""
+    said = f": {last.detail.rstrip('.')}" if last.detail else ""
+    return f"{last.outcome}{said}" + (f" (log: {last.log})" if last.log else "")
 
 
 def _retry_later(last: Attempt, counted: tuple[Attempt, ...], facts: Facts, policy: Policy) -> Decision | None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from model.errors import ConfigError
+from model.errors import EXIT_CODES, ConfigError
 from rqwen3_pipeline import preflight
 from rqwen3_pipeline.preflight import Asked, PreflightError, preflight_problem, run_preflight
 from rqwen3_pipeline.slurm.client import Slurm
@@ -84,7 +84,22 @@ def test_preflight_of_a_step_that_does_not_fit_the_gpu_is_red_and_a_gpu_nobody_k
 
 def test_preflight_without_room_for_the_checkpoints_is_red(asked):
     training = dataclasses.replace(asked.run.training, keep_last=10**10)
-    assert "free_space: " in red(dataclasses.replace(asked, run=dataclasses.replace(asked.run, training=training)))
+    full = dataclasses.replace(asked, run=dataclasses.replace(asked.run, training=training))
+    assert "free_space: " in red(full)
+    with pytest.raises(PreflightError) as caught:
+        run_preflight(full)
+    assert caught.value.code == EXIT_CODES["disk_full"]
+
+
+def test_preflight_whose_dry_step_fails_says_why_on_its_first_line_and_by_its_code(corpus_run):
+    training = dataclasses.replace(corpus_run.run.training, device="cuda")
+    corpus_run.config_path.write_text(corpus_run.config_path.read_text() + '\ndevice = "cuda"\n')
+    run = dataclasses.replace(corpus_run.run, training=training)
+    with pytest.raises(PreflightError) as caught:
+        run_preflight(Asked(root=corpus_run.root, run=run, config_path=corpus_run.config_path))
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("dry_step: python -m model.pretrain ended with exit code 2: training.device = 'cuda'")
+    assert caught.value.code == 2
 
 
 def test_preflight_with_several_faults_names_them_all_and_takes_no_dry_step(asked):

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rqwen3_pipeline.programs import ProgramFailedError, run_program, tail
+from model.errors import DiskSpaceError
+from rqwen3_pipeline.preflight import PreflightError
+from rqwen3_pipeline.programs import ProgramFailedError, failure_code, run_program, tail
 
 
 @pytest.fixture
@@ -32,6 +35,38 @@ def test_exit_code_not_allowed_raises_with_the_logs_tail_and_code(program, tmp_p
     with pytest.raises(ProgramFailedError, match="the reason") as caught:
         run_program(module, [], tmp_path / "log")
     assert caught.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("print('step 1\\nerror: no room.\\nbye'); sys.exit(74)", "ended with exit code 74: no room."),
+        ("raise ValueError('odd')", "ended with exit code 1: ValueError: odd"),
+        ("sys.exit(2)", "ended with exit code 2"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+    ],
+)
+def test_program_that_fails_is_told_in_a_first_line_with_its_last_words(program, tmp_path, source, line):
+    with pytest.raises(ProgramFailedError) as caught:
+        run_program(program(f"import os, sys\n{source}"), [], tmp_path / "log")
+    assert str(caught.value).splitlines()[0] == f"python -m child_program {line}"
+    assert str(tmp_path / "log") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ProgramFailedError("killed", -9), -9),
+        (PreflightError("red", 71), 71),
+        (DiskSpaceError("2 GiB free"), 74),
+        (OSError(errno.ENOSPC, "No space left on device"), 74),
+        (MemoryError(), 71),
+        (OSError(errno.ENOENT, "No such file"), 1),
+        (ValueError("odd"), 1),
+    ],
+)
+def test_failure_code_of_the_workers_own_error_is_what_the_trainer_would_have_ended_with(error, code):
+    assert failure_code(error) == code
 
 
 def test_arguments_with_spaces_and_quotes_arrive_unchanged(program, tmp_path):

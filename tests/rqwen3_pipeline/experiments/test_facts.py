@@ -67,6 +67,9 @@ def run_seen(submission=1, attempt=1, **more) -> RunSeen:
         (None, "killed", {"state": State.TIMEOUT}, Outcome.TIMED_OUT),
         (None, "killed", {"state": State.NODE_FAIL}, Outcome.LOST),
         (None, "killed", {"state": State.FAILED}, Outcome.LOST),
+        (None, "killed", {"state": State.FAILED, "memory_kill": "exceeded memory limit"}, Outcome.OUT_OF_MEMORY),
+        (None, "killed", {"state": State.NODE_FAIL, "memory_kill": "exceeded memory limit"}, Outcome.LOST),
+        (1, "error", {"state": State.FAILED, "memory_kill": "exceeded memory limit"}, Outcome.ERROR),
         (None, "killed", {}, Outcome.LOST),
     ],
 )
@@ -90,9 +93,14 @@ def test_attempt_with_a_ledger_record_ended_as_record_run_and_job_say_together(r
         (False, {"exit_code": 73}, Outcome.LOST),
         (False, {"exit_code": -9, "state": State.FAILED}, Outcome.LOST),
         (False, {"exit_code": 137, "state": State.FAILED}, Outcome.LOST),
+        (False, {"exit_code": 74, "state": State.FAILED}, Outcome.DISK_FULL),
+        (False, {"exit_code": 71}, Outcome.OUT_OF_MEMORY),
+        (False, {"exit_code": 65}, Outcome.NOT_FINITE),
+        (True, {"exit_code": 74, "state": State.FAILED}, Outcome.DISK_FULL),
         (False, {"vanished": True, "state": State.UNKNOWN}, Outcome.LOST),
         (False, {"exit_code": -11}, Outcome.ERROR),
         (True, {"exit_code": -9}, Outcome.LOST),
+        (True, {"exit_code": -9, "state": State.FAILED, "memory_kill": "exceeded"}, Outcome.OUT_OF_MEMORY),
         (True, {"state": State.OUT_OF_MEMORY}, Outcome.OUT_OF_MEMORY),
         (True, {"state": State.TIMEOUT}, Outcome.TIMED_OUT),
     ],
@@ -108,6 +116,52 @@ def test_attempt_without_a_ledger_record_is_judged_by_its_lock_and_its_job(root,
     assert attempt.outcome is outcome
     expected = (3, 8, 7) if lock else (0, None, 0)
     assert (attempt.from_step, attempt.reached_step, attempt.saved_step) == expected
+
+
+def test_attempt_that_left_but_its_steps_has_trained_those_and_saved_what_is_there(root):
+    ledger_record(root, saved_step=9)
+    points = [{"kind": "train", "step": step, "submission": 2, "attempt": 1} for step in (10, 11, 14)]
+    write_lines(root.experiment(NAME) / "metrics.jsonl", *points)
+    saved(root, 12)
+    attempt = attempts_of(root, NAME, [run_seen(2, exit_code=74)])[-1]
+    assert (attempt.outcome, attempt.from_step, attempt.reached_step, attempt.saved_step) == (
+        Outcome.DISK_FULL,
+        9,
+        14,
+        12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "run", "detail"),
+    [
+        (75, {"cancelled": True}, "its run was terminated, and it saved step 9"),
+        (75, {"state": State.CANCELLED}, "its job was cancelled, and it saved step 9"),
+        (1, {"state": State.CANCELLED}, "its job was cancelled"),
+    ],
+)
+def test_attempt_that_was_cancelled_says_by_which_hand_and_what_is_saved(root, code, run, detail):
+    ledger_record(root, code=code, reason="stop_file")
+    (attempt,) = attempts_of(root, NAME, [run_seen(**run)])
+    assert (attempt.outcome, attempt.detail) == (Outcome.CANCELLED, detail)
+
+
+def test_attempt_whose_job_was_killed_for_its_memory_says_so_in_the_schedulers_words(root):
+    dead_lock(root)
+    seen = run_seen(state=State.FAILED, exit_code=-9, memory_kill="JobId=7 exceeded memory limit", detail="FAILED")
+    (attempt,) = attempts_of(root, NAME, [seen])
+    assert (attempt.outcome, attempt.detail) == (Outcome.OUT_OF_MEMORY, "JobId=7 exceeded memory limit")
+
+
+def test_log_of_an_attempt_is_its_trainers_else_its_jobs_if_there_is_one(root, tmp_path):
+    job, trainer = tmp_path / "attempt-1.log", root.experiment(NAME) / "logs" / "submission-01-a1.log"
+    seen = [run_seen(log=str(job))]
+    assert attempts_of(root, NAME, seen)[0].log == ""
+    job.touch()
+    assert attempts_of(root, NAME, seen)[0].log == str(job)
+    trainer.parent.mkdir()
+    trainer.touch()
+    assert attempts_of(root, NAME, seen)[0].log == str(trainer)
 
 
 def test_attempt_that_still_lives_is_not_among_those_that_ended(root):
@@ -152,6 +206,7 @@ def test_next_attempt_counts_what_ledger_metrics_and_lock_know(root):
     [
         ("", ""),
         (None, ""),
+        ("x" * 601, "x" * 599 + "…"),
         ("\n  one  \ntwo", "one"),
         ("Traceback (most recent call last):\n  File x\nValueError: no", "ValueError: no"),
     ],

@@ -90,6 +90,12 @@ def test_decide_after_a_failure_that_repeats_itself_stops_at_once_and_says_how_t
     assert decision.reason.endswith("rqwen3 experiment resume e")
 
 
+def test_decide_after_a_failure_names_the_log_and_the_experiment_to_vary():
+    decision = decide(facts(attempt(3, 1, Outcome.NOT_FINITE, detail="loss nan.", log="e/logs/3.log")), POLICY)
+    assert "e.03 ended not finite: loss nan (log: e/logs/3.log). Look" in decision.reason
+    assert "rqwen3 experiment new NAME --from e --set training.learning_rate=VALUE" in decision.reason
+
+
 @pytest.mark.parametrize("outcome", NOT_LIFTED)
 def test_decide_after_a_stop_that_was_lifted_submits_again(outcome):
     decision = decide(facts(attempt(3, 1, outcome, saved_step=0), forgiven=(3, 1)), POLICY)
