@@ -2,10 +2,11 @@
 
 The trainer is the real one, on a tiny model. So that a slice lasts by the clock and not by the machine,
 each of its looks for a reason to stop takes `pace_s` in jobs; the uncut run that it is compared with does
-without.
+without. At the same looks happens what `fault` asks for: real faults of the machine, at a step that is known.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,15 +74,22 @@ device = "cpu"
 {submissions}
 """
 PACE = """
-import os, sys, time
+import json, os, sys, time
+from pathlib import Path
 
 if "model.pretrain" in sys.orig_argv:
     from model.preemption import StopWatch
 
     look = StopWatch.noticed
+    folder = Path(sys.orig_argv[sys.orig_argv.index("--run-dir") + 1])
+    fault, kept = Path(__file__).with_name(folder.name + ".fault"), {"folder": folder, "done": set()}
 
     def noticed(self):
         time.sleep(float(os.environ["TEST_PACE_S"]))
+        if fault.exists() and (folder / "metrics.jsonl").exists():
+            points = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            step = max((point["step"] for point in points), default=0)
+            exec(fault.read_text(), {**kept, "step": step, "stop_file": self.stop_file, "sys": sys, "time": time})
         return look(self)
 
     StopWatch.noticed = noticed
@@ -96,7 +104,7 @@ env_file = "env.sh"
 partition = "{partition}"
 time = "{time}"
 cpus_per_task = "1"
-mem = "1500M"
+mem = "{mem}"
 
 [options.gpu]
 gres = "gpu:l40s:1"
@@ -127,7 +135,8 @@ class ChainSite:
         (folder / "pace").mkdir()
         (folder / "pace" / "sitecustomize.py").write_text(PACE)
         exports = f"export TEST_PACE_S={pace_s} PYTHONPATH={folder / 'pace'} SLURM_CPUS_PER_TASK=1 OMP_NUM_THREADS=1\n"
-        (folder / "env.sh").write_text(f"{exports}source {shipped('sbatch/env.sh')}\n")
+        self._env = f"{exports}source {shipped('sbatch/env.sh')}\n"
+        self.limit_address_space(None)
         self.write_cluster()
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**self.environment(), "DAGSTER_HOME": ""}.items():
@@ -144,9 +153,14 @@ class ChainSite:
         """The experiment's folder."""
         return self.root.experiment(NAME)
 
-    def write_cluster(self, partition: str = "gpu", time: str = "00:02:00") -> None:
-        """Let jobs go there from now on."""
-        self.cluster_file.write_text(CLUSTER.format(partition=partition, time=time))
+    def write_cluster(self, partition: str = "gpu", time: str = "00:02:00", mem: str = "1500M") -> None:
+        """Let jobs go there, and ask for that, from now on."""
+        self.cluster_file.write_text(CLUSTER.format(partition=partition, time=time, mem=mem))
+
+    def limit_address_space(self, kib: int | None) -> None:
+        """Let no process of the jobs that start from now on take more; None lifts that."""
+        limit = f"ulimit -v {kib}\n" if kib else ""
+        (self.folder / "env.sh").write_text(limit + self._env)
 
     def environment(self) -> dict[str, str]:
         """What every process of the pipeline is told."""
@@ -181,10 +195,34 @@ class ChainSite:
             capture_output=True,
         )
 
-    def add_experiment(self, name: str, steps: int) -> None:
-        """Another experiment over the same corpus, of so many steps."""
-        text = CONFIG.format(steps=steps, save_every=100000, submissions="").replace('"chain"', f'"{name}"')
-        write_text(self.root.experiment(name) / "config.toml", text)
+    def add_experiment(self, name: str, steps: int, *, save_every: int = 100000, **training: object) -> None:
+        """Another experiment over the same corpus, of so many steps, with such values in [training]."""
+        text = CONFIG.format(steps=steps, save_every=save_every, submissions="").replace('"chain"', f'"{name}"')
+        write_text(self.config_of(name), text)
+        self.set_training(name, **training)
+
+    def config_of(self, name: str) -> Path:
+        """The configuration of an experiment."""
+        return self.config_path if name == NAME else self.root.experiment(name) / "config.toml"
+
+    def set_training(self, name: str, **values: object) -> None:
+        """Change keys of [training]; values are TOML."""
+        text = self.config_of(name).read_text()
+        for key, value in values.items():
+            text, found = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)
+            text = text if found else text.replace("[training]\n", f"[training]\n{key} = {value}\n")
+        self.config_of(name).write_text(text)
+
+    def fault(self, name: str, program: str | None) -> None:
+        """Let this happen in an experiment's trainers, or, with None, no longer.
+
+        The program runs at each look for a reason to stop, once a step is on record. It knows `step`, the last
+        one, `folder`, the experiment's, `done`, a set that lasts as long as the trainer, and its `stop_file`.
+        """
+        path = self.folder / "pace" / f"{name}.fault"
+        path.unlink(missing_ok=True)
+        if program is not None:
+            write_text(path, program)
 
     def finished(self, name: str = NAME) -> bool:
         """Whether the final checkpoint is there."""
