@@ -47,7 +47,10 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -> dict[str, Any]:
-    """The ledger record of a holder that vanished without writing one, from lock and metrics."""
+    """The ledger record of a holder that vanished without writing one, from lock and metrics.
+
+    One that could write nothing but into its lock, since the disk was full, has left the reason there.
+    """
     submission, attempt = int(holder.get("submission") or 0), int(holder.get("attempt") or 0)
     from_step = int(holder.get("from_step") or 0)
     to_step = metrics.last_train_step(run_dir, submission, attempt) or from_step
@@ -61,8 +64,8 @@ def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -
         "from_step": from_step,
         "to_step": to_step,
         "saved_step": saved_step,
-        "stop_reason": "killed",
-        "exit_code": None,
+        "stop_reason": holder.get("stop_reason") or "killed",
+        "exit_code": holder.get("exit_code"),
         "tokens": (to_step - from_step) * tokens_per_step,
         "seconds": None,
         "lost_steps": to_step - saved_step,
@@ -72,5 +75,5 @@ def killed_record(run_dir: Path, holder: dict[str, Any], tokens_per_step: int) -
         "started": holder.get("started"),
         "ended": None,
         "checkpoint": saved.summary() if saved else None,
-        "error": "no record of its end was written: SIGKILL, out of memory, a lost node, or a full disk",
+        "error": holder.get("error") or "the process vanished without a record: SIGKILL, out of memory, or a lost node",
     }

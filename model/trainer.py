@@ -373,7 +373,13 @@ class _Trainer:
             "error": error,
         }
         self.unrecorded = True
-        self.log.ledger(record)
+        try:
+            self.log.ledger(record)
+        except OSError as unwritten:
+            if error is None:
+                reason, exit_code, error = failure_reason(unwritten), exit_code_of(unwritten), str(unwritten)
+            self.lock.last_words(stop_reason=reason, exit_code=exit_code, error=error.strip().splitlines()[-1][:500])
+            raise
         self.unrecorded = False
 
     def _record_killed(self, holder: dict[str, Any]) -> None:

@@ -35,6 +35,16 @@ class Group(click.Group):
         except ModuleNotFoundError as error:
             click.echo(f"rqwen3: the package {error.name} is not installed. Run: make install", err=True)
             ctx.exit(1)
+        except Exception as error:
+            if not type(error).__module__.startswith("sqlalchemy."):
+                raise
+            seen = str(error).splitlines()[0]
+            click.echo(
+                f"rqwen3: Dagster's events can't be read or written: {seen}. Make room where they lie (dagster/ in the "
+                "run root), or start their database; then run the same command again.",
+                err=True,
+            )
+            ctx.exit(1)
 
 
 def settings_of(ctx: click.Context, **more: Any) -> Any:

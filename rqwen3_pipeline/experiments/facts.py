@@ -158,7 +158,11 @@ def _attempt(
         reached_step=last,
         saved_step=folder_saved if lock is not None or trained else begun,
         ended_s=run.ended_s if run else 0.0,
-        detail=telling_line((run and (run.memory_kill or run.detail)) or "the trainer vanished without a word"),
+        detail=telling_line(
+            (lock or {}).get("error")
+            or (run and (run.memory_kill or run.detail))
+            or "the trainer vanished without a word"
+        ),
     )
 
 
@@ -182,8 +186,9 @@ def outcome_of(place: Place) -> Outcome:
         return Outcome.CANCELLED
     if code == EXIT_CONTINUE:
         return Outcome.SAVED
-    if record is not None and record.get("stop_reason") in STOP_REASONS:
-        return STOP_REASONS[str(record["stop_reason"])]
+    told = (record or place.lock or {}).get("stop_reason")
+    if told in STOP_REASONS:
+        return STOP_REASONS[str(told)]
     if code is None and run is not None and run.exit_code in EXIT_OUTCOMES:
         return EXIT_OUTCOMES[run.exit_code]
     if state in JOB_STATES:

@@ -207,10 +207,12 @@ def test_end_that_no_record_tells_of_leaves_the_lock_from_which_the_next_one_mak
     assert read_jsonl(tiny.run_dir / "ledger.jsonl") == []
     monkeypatch.undo()
     holder = read_json(tiny.run_dir / "LOCK")  # of this very process, which lives on
+    assert (holder["stop_reason"], holder["exit_code"]) == ("disk_full", 74)
     write_json(tiny.run_dir / "LOCK", holder | {"pid_start": 1})
     assert train(tiny, submission=1) == 0
     lost, finished = read_jsonl(tiny.run_dir / "ledger.jsonl")
-    assert (lost["stop_reason"], lost["from_step"], lost["to_step"], lost["saved_step"]) == ("killed", 0, 6, 4)
+    assert (lost["stop_reason"], lost["from_step"], lost["to_step"], lost["saved_step"]) == ("disk_full", 0, 6, 4)
+    assert (lost["exit_code"], lost["error"]) == (74, "OSError: [Errno 28] No space left on device")
     assert (lost["lost_steps"], finished["from_step"], finished["exit_code"]) == (2, 4, 0)
 
 

@@ -272,7 +272,7 @@ LOST = {
     NAME: ("out_of_memory", 71, 0, 0),
     "hoard": ("killed", None, None, None),
     "exception": ("error", 1, SAMPLE_EVERY, SAVE_EVERY),
-    "disk": ("killed", None, None, SAVE_EVERY),
+    "disk": ("disk_full", 74, None, SAVE_EVERY),
     "poisoned": ("non_finite", 65, BEFALLS_AT + 4, SAVE_EVERY),
     "terminated": ("stop_file", 75, None, None),
 }

@@ -146,6 +146,13 @@ def test_attempt_that_was_cancelled_says_by_which_hand_and_what_is_saved(root, c
     assert (attempt.outcome, attempt.detail) == (Outcome.CANCELLED, detail)
 
 
+def test_attempt_that_could_write_nothing_but_into_its_lock_ended_as_that_says(root):
+    """All of the run root was full, with Dagster's events: the run knows no more than that its job failed."""
+    dead_lock(root, stop_reason="disk_full", exit_code=74, error="OSError: No space left on device")
+    (attempt,) = attempts_of(root, NAME, [run_seen(state=State.FAILED, exit_code=1, detail="SLURM job 3 is FAILED")])
+    assert (attempt.outcome, attempt.detail) == (Outcome.DISK_FULL, "OSError: No space left on device")
+
+
 def test_attempt_whose_job_was_killed_for_its_memory_says_so_in_the_schedulers_words(root):
     dead_lock(root)
     seen = run_seen(state=State.FAILED, exit_code=-9, memory_kill="JobId=7 exceeded memory limit", detail="FAILED")

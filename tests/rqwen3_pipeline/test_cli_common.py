@@ -1,0 +1,44 @@
+"""How an error ends a command: those that a person can mend in words, the others as they are."""
+
+import click
+import pytest
+from click.testing import CliRunner
+from sqlalchemy.exc import OperationalError
+
+from model.errors import ConfigError
+from rqwen3_pipeline.cli_common import Group
+
+
+def ended_by(error: Exception):
+    @click.group(cls=Group)
+    def main() -> None:
+        pass
+
+    @main.command()
+    def fail() -> None:
+        raise error
+
+    return CliRunner().invoke(main, ["fail"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("no such key"), 2, "rqwen3: no such key"),
+        (OSError(28, "No space left on device", "/there"), 1, "No space left on device"),
+        (
+            OperationalError("SELECT 1", {}, Exception("disk I/O error")),
+            1,
+            "events can't be read or written: (builtins",
+        ),
+        (ModuleNotFoundError("no torch", name="torch"), 1, "the package torch is not installed"),
+    ],
+)
+def test_error_that_a_person_can_mend_is_one_sentence_and_an_exit_code(error, code, said):
+    done = ended_by(error)
+    assert (done.exit_code, done.output.count("\n")) == (code, 1)
+    assert said in done.output
+
+
+def test_error_of_another_kind_is_raised():
+    assert isinstance(ended_by(ValueError("odd")).exception, ValueError)
