@@ -4,6 +4,7 @@ The same on every machine, since the tables come with the library. Costs little 
 nothing that NFC may touch, which is most of them; memory stays bounded for long ones.
 """
 
+import contextlib
 import re
 
 from tokenizers.normalizers import NFC
@@ -68,7 +69,7 @@ def nfc(text: str) -> str:
     texts it takes more time than all the rest of a filter, and 25 bytes of memory for each byte. Most
     texts have nothing of the kind, which is seen at once when their ASCII is taken out.
     """
-    if text.isascii() or _UNSETTLED.search(text.encode("utf-8").translate(None, _ASCII).decode("utf-8")) is None:
+    if text.isascii() or _settled(text.encode("utf-8")):
         return text
     parts: list[str] = []
     done = 0
@@ -79,6 +80,11 @@ def nfc(text: str) -> str:
     return "".join((*parts, text[done:])) if parts else text
 
 
+def _settled(data: bytes) -> bool:
+    """Whether NFC leaves a text as it is, by its UTF-8."""
+    return _UNSETTLED.search(data.translate(None, _ASCII).decode("utf-8")) is None
+
+
 def clean(raw: bytes | memoryview) -> tuple[bytes, int, bool]:
     """A text repaired and in NFC.
 
@@ -87,8 +93,14 @@ def clean(raw: bytes | memoryview) -> tuple[bytes, int, bool]:
     Returns:
         The text as UTF-8, its code points, and whether a U+FFFD was put in.
     """
-    if len(raw) <= _PART_BYTES and (data := bytes(raw)).isascii():
-        return data, len(data), False
+    if len(raw) <= _PART_BYTES:
+        data = bytes(raw)
+        if data.isascii():
+            return data, len(data), False
+        with contextlib.suppress(UnicodeDecodeError):
+            chars = len(data.decode("utf-8"))
+            if _settled(data):
+                return data, chars, False
     made, chars, repaired, start = bytearray(), 0, False, 0
     while start < len(raw):
         end = len(raw)
