@@ -226,6 +226,9 @@ def summary(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         for name, values in (("build", build), ("stage", stage), ("alone", alone), ("encoding alone", encoding))
     }
     print(f"million tokens/s: {mega}")
+    if "datatrove" in rounds[0]:
+        faster = median(found["datatrove"]["seconds"] / found["build"]["seconds"] for found in rounds)
+        print(f"the same files in {faster:.1f} times less time than datatrove, which makes tokens of HTML's tags too")
     theirs = [a / b for a, b in zip(build, pace("datatrove"), strict=True)] if "datatrove" in rounds[0] else []
     result = {"tokens_per_s_ratio_datatrove": median(theirs) if theirs else None} | against
     result |= {name: median(found["build"][name] for found in rounds) for name in ("peak_worker_mib", "memory_growth")}

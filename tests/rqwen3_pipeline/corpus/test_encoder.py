@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ PATTERN = (
 
 
 @pytest.fixture(scope="module")
-def qwen_like():
+def trained():
     """A byte-level BPE with Qwen3's normaliser, pattern and kinds of added tokens, trained on awkward text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -40,7 +41,13 @@ def qwen_like():
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
     tokenizer.add_tokens(["<think>", "</think>", "<tool_call>"])
-    return Encoder(tokenizer.to_str().encode())
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def qwen_like(trained):
+    """The same as an encoder."""
+    return Encoder(trained.to_str().encode())
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +98,17 @@ def test_engine_equals_oracle_on_the_samples(qwen):
         path = SHARED / "samples" / f"{source.replace('_', '-')}.parquet"
         assert pq.ParquetFile(path).metadata.num_rows > 0
         assert_equal(qwen, (document.text for document in read_documents(path, source, config)))
+
+
+def test_oracle_of_the_stripped_file_gives_what_the_library_makes_of_the_whole_one(encoder, request):
+    name = request.node.callspec.params["encoder"]
+    file = SHARED / "tokenizer" / "tokenizer.json"
+    whole = Tokenizer.from_file(str(file)) if name == "qwen" else request.getfixturevalue("trained")
+    marker = re.compile("|".join(map(re.escape, encoder.markers)))  # the whole file makes these one id each
+    texts = [marker.sub(" ", text) for text in (*map(prose, range(20)), *code_points(step=211), *mixtures(100, seed=7))]
+    assert len(texts) > 100
+    for found, expected in zip(encoder.encode_by_oracle(texts), whole.encode_batch_fast(texts), strict=True):
+        assert found.tolist() == expected.ids
 
 
 def test_runs_of_twice_the_window_are_found_and_of_less_than_one_are_not():
