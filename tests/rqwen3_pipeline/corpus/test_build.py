@@ -217,14 +217,16 @@ def test_run_stage_of_no_stage_is_refused(root, config, folder):
         run_stage("manifest", root, config, lock_folder(root, config, folder), [])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_build_with_a_wrong_tokenizer_stops_before_anything_is_filtered(
-    root, make_config, training, folder, pinned, tokenizer_file, tmp_path
+    root, make_config, training, folder, pinned, tokenizer_file, tmp_path, workers
 ):
     other = tmp_path / "tokenizer.json"
     other.write_bytes(tokenizer_file.read_bytes() + b" ")
     with pytest.raises(SourceError, match="pins"):
-        build_corpus(root, make_config(**pinned), training, folder, other)
+        build_corpus(root, make_config(**pinned), training, folder, other, workers=workers)
     assert not (root.path / "filtered").exists()
+    assert not multiprocessing.active_children()
 
 
 def test_largest_pieces_go_first_and_html_counts_for_more(root, config, folder):
