@@ -6,6 +6,7 @@ is begun that would not end in time, by the longest that it took before.
 """
 
 import math
+import shlex
 import time
 import traceback
 from typing import Any
@@ -238,10 +239,11 @@ class _Trainer:
     def _check_finite(self, result: StepResult) -> None:
         self.skips = self.skips + 1 if result.skipped else 0
         if self.skips > SKIPS_ALLOWED:
+            config = shlex.quote(str(self.submission.run_dir / "config.toml"))
             raise TrainingError(
                 f"step {result.step:,}: loss {result.loss}, gradient norm {result.grad_norm}: not finite, "
                 f"{self.skips} times in a row; the weights were left as they were before these steps, whose documents "
-                f"are told by: rqwen3 trace --step {result.step} --loss"
+                f"are told by: rqwen3 --profile {config} trace --step {result.step} --loss"
             )
         if result.skipped:
             checkpoint.warn(f"step {result.step:,}: loss {result.loss} or its gradient is not finite; update skipped.")

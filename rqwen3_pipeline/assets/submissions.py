@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,11 @@ def _finite_losses(report: dict[str, Any]) -> dg.AssetCheckResult:
     of_it = (report["submission"], report["attempt"])
     points = (p for p in read_jsonl(Path(report["path"]) / "metrics.jsonl") if p.get("kind") in ("train", "heldout"))
     bad = [p["step"] for p in points if (p.get("submission"), p.get("attempt")) == of_it and p.get("loss") is None]
-    said = f"no finite loss at {len(bad)} steps, the first is {bad[0]}: rqwen3 trace --step {bad[0]}" if bad else ""
+    said = ""
+    if bad:
+        config = shlex.quote(str(Path(report["path"]) / "config.toml"))
+        command = f"rqwen3 --profile {config} trace --step {bad[0]}"
+        said = f"no finite loss at {len(bad)} steps, the first is {bad[0]}: {command}"
     return dg.AssetCheckResult(
         check_name="finite_losses",
         passed=not bad,

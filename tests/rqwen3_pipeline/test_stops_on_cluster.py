@@ -7,6 +7,7 @@ its end. All but three are the same run, so that their final weights must be equ
 
 import math
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -237,7 +238,7 @@ SENTENCES = {
     "exception": ("error: IsADirectoryError: ", "samples.jsonl", "Mend what the log names"),
     "device": ("error: dry_step: ", "training.device = 'cuda', but PyTorch sees no CUDA device", "Mend what"),
     "disk": ("disk full: ", "No space left on device", "Free space, or move the run root"),
-    "poisoned": ("not finite: step 16: loss nan", "rqwen3 trace --step 16", "a fault of the machine"),
+    "poisoned": ("not finite: step 16: loss nan", "trace --step 16 --loss", "a fault of the machine"),
     "diverging": ("not finite: step ", "experiment new NAME --from diverging --set training.learning_rate=VALUE"),
     "terminated": ("cancelled: its run was terminated, and it saved step 1", "If that was not meant"),
 }
@@ -255,6 +256,15 @@ def test_sentence_says_what_ended_it_where_the_log_is_and_what_to_do(life: Life,
     trainer = life.site.root.experiment(name) / "logs" / "submission-01-a1.log"
     assert Path(log[1]).is_file()
     assert Path(log[1]) == trainer or (name == "device" and not trainer.exists())
+
+
+@pytest.mark.parametrize("name", ["poisoned", "diverging"])
+def test_trace_that_the_sentence_names_tells_the_documents_of_the_step(life: Life, name: str) -> None:
+    named = re.search(r"rqwen3 (--profile .+? trace --step \d+ --loss)", life.said[name])
+    assert named is not None, life.said[name]
+    told = life.site.rqwen3(*shlex.split(named[1]))
+    assert told.returncode == 0, told.stderr
+    assert "sequence  source" in told.stdout
 
 
 @pytest.mark.parametrize("name", [name for name in STOPPED if name != "diverging"])
