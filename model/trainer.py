@@ -240,10 +240,11 @@ class _Trainer:
         self.skips = self.skips + 1 if result.skipped else 0
         if self.skips > SKIPS_ALLOWED:
             config = shlex.quote(str(self.submission.run_dir / "config.toml"))
+            which = "--loss" if checkpoint.steps_in(self.folder) else "--sequence 0"  # losses take weights
             raise TrainingError(
                 f"step {result.step:,}: loss {result.loss}, gradient norm {result.grad_norm}: not finite, "
                 f"{self.skips} times in a row; the weights were left as they were before these steps, whose documents "
-                f"are told by: rqwen3 --profile {config} trace --step {result.step} --loss"
+                f"are told by: rqwen3 --profile {config} trace --step {result.step} {which}"
             )
         if result.skipped:
             checkpoint.warn(f"step {result.step:,}: loss {result.loss} or its gradient is not finite; update skipped.")

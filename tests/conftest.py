@@ -11,6 +11,8 @@ from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 
+HANDLERS = {number: handler for number in signal.valid_signals() if (handler := signal.getsignal(number)) is not None}
+"""Before any test ran."""
 CLUSTERS = {"slurm", "slurm_with_accounting"}
 
 
@@ -25,16 +27,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def environment_of_its_own() -> Iterator[None]:
     """No test inherits what another one's code set: offline switches, run roots, a Dagster home, signal handlers.
 
-    A trainer run in the tests' process ends with signals ignored, and what is ignored is so in every
-    program that a later test starts.
+    A trainer run in the tests' process, by a test or by a fixture of a module, ends with signals ignored,
+    and what is ignored is so in every program that a later test starts.
     """
     before = dict(os.environ)
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    _restore_handlers()
     yield
     os.environ.clear()
     os.environ.update(before)
-    for number, handler in handlers.items():
-        if signal.getsignal(number) is not handler and handler is not None:
+    _restore_handlers()
+
+
+def _restore_handlers() -> None:
+    for number, handler in HANDLERS.items():
+        if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
 

@@ -90,7 +90,7 @@ def _finite_losses(report: dict[str, Any]) -> dg.AssetCheckResult:
     said = ""
     if bad:
         config = shlex.quote(str(Path(report["path"]) / "config.toml"))
-        command = f"rqwen3 --profile {config} trace --step {bad[0]}"
+        command = f"rqwen3 --profile {config} trace --step {bad[0]} --loss"
         said = f"no finite loss at {len(bad)} steps, the first is {bad[0]}: {command}"
     return dg.AssetCheckResult(
         check_name="finite_losses",

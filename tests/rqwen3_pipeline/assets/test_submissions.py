@@ -51,7 +51,7 @@ def test_submission_with_a_loss_that_is_no_number_raises_an_alert_that_names_the
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     said = str(check.description)
     assert said.startswith("no finite loss at 1 steps, the first is 81: rqwen3 --profile ")
-    assert said.endswith("config.toml trace --step 81")
+    assert said.endswith("config.toml trace --step 81 --loss")
 
 
 def test_metadata_of_numbers_that_are_none_is_text_and_of_long_text_a_file(here):
