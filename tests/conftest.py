@@ -11,6 +11,8 @@ from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in whatever a shell's script starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 HANDLERS = {number: handler for number in signal.valid_signals() if (handler := signal.getsignal(number)) is not None}
 """Before any test ran."""
 CLUSTERS = {"slurm", "slurm_with_accounting"}
