@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -6,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.errors import CorpusError, SourceError
+from model.errors import ConfigError, CorpusError, SourceError
 from model.files import sha256_file
 from rqwen3_pipeline.corpus.lock import lock_folder, read_lock, seeded_order, weighted_order
+from rqwen3_pipeline.settings import RunRoot
 
-from .made import prose, tree, write
+from .made import prose, run_config, tree, write
 
 
 def test_lock_lists_every_file_with_its_hash(root, config, folder):
@@ -86,6 +88,44 @@ def test_lock_never_reads_unfinished_or_hidden_files(root, config, folder, tmp_p
         (web / name).parent.mkdir(exist_ok=True)
         (web / name).write_bytes(b"not parquet")
     assert len(lock_folder(root, config, tmp_path / "more").files("fineweb_edu")) == 2
+
+
+ODD = [
+    "part,one",
+    "a...b",
+    "[0-9]",
+    "with space",
+    "ünï",
+    "wikipedia|20231101.en|0",
+    "CON",
+    "x" * 150,
+    "sample-10BT/000_00000",
+]
+
+
+def test_partition_keys_are_digits_one_to_one_with_files_however_odd_their_names(root, config, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "odd")
+    web = tmp_path / "odd" / "fineweb-edu"
+    for name in ODD:
+        (web / f"{name}.parquet").parent.mkdir(exist_ok=True)
+        shutil.copy(web / "a.parquet", web / f"{name}.parquet")
+    files = lock_folder(root, config, tmp_path / "odd").files("fineweb_edu")
+    assert sorted(file.key for file in files) == [f"{i:05d}" for i in range(len(ODD) + 2)]
+    assert {f"fineweb-edu/{name}.parquet" for name in ODD} < {file.path for file in files}
+    assert len({file.name for file in files}) == len(files)
+    for file in files:  # and each can be made under its name
+        raw = root.raw("fineweb_edu", file.name)
+        raw.parent.mkdir(parents=True, exist_ok=True)
+        raw.touch()
+
+
+@pytest.mark.parametrize("name", [*ODD, "..", ""])
+def test_experiment_whose_name_would_make_odd_keys_is_refused(name):
+    run = run_config()
+    with pytest.raises(ConfigError, match=r"run\.name"):
+        dataclasses.replace(run, name=name)
+    with pytest.raises(ConfigError, match="is no experiment name"):
+        RunRoot(Path("home")).experiment(name)
 
 
 def test_lock_of_two_paths_with_one_name_is_refused(root, config, folder, tmp_path):
