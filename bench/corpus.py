@@ -5,7 +5,7 @@ On a real corpus of Debian documentation and installed packages in our sources' 
 
     build      `rqwen3 corpus build`, from raw parquet to the manifest; the whole command
     stage      our tokenize stage again, within a build: the vocabulary, the shards, the oracle
-    alone      fastokens on the same texts in memory: the vocabulary, then one call
+    alone      fastokens on the same texts in memory: the vocabulary, then batches of our size
     datatrove  0.10.1's reader, length filter and tokenizer on the same files; the whole command
 
 Shares compare with `alone` from a cold start, the loading of the vocabulary on both sides; what they

@@ -6,7 +6,7 @@ some 60 times as fast as its oracle, the library `tokenizers`; where fastokens d
 `tokenizers` does the work. It also encodes the few documents with a run of many kilobytes that no
 space breaks: fastokens keeps such runs in its cache for good, and is no faster on them.
 
-Loading Qwen3's file costs about two seconds of CPU a process, the oracle another half when it is
+Loading Qwen3's file costs over a second of CPU a process, the oracle another third when it is
 first asked; the engine's cache grows to some 270 MB and no further.
 """
 
