@@ -9,7 +9,6 @@ stack. Marks such as `b` are kept from the parser, since it opens each that was 
 later paragraph: 55 kB took 4 GB. Costs one parse of the question and of one answer.
 """
 
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +26,17 @@ text; it would cost gigabytes, or hours where it is nested to the end."""
 _INLINE_TAGS = """abbr acronym audio base bdi bdo br caption cite col colgroup del dfn input ins kbd link map area mark
 meta object param picture q rp rt ruby samp source span sub sup td th time track var video wbr"""
 _MARK_TAGS = "a b big em font i nobr s small strike strong tt u"
-_TAG = re.compile(r"</?[a-zA-Z][^\s/>]*")
+_TAG = re.compile(r"(</?(?!(?:p|li|ul|pre|h[1-6]|d[dlt]|div|tr|td)[\s/>])[a-zA-Z][^\s/>]*)")
+"""Names of tags, but for those most frequent ones that stay as they are."""
 _CODE = "x-code"
 """What `code` is called in the tree: a name that the parser has no rule for."""
 _BLOCKS, _SKIPPED = frozenset(_BLOCK_TAGS.split()), frozenset(_SKIPPED_TAGS.split())
 _NAMES = dict.fromkeys(_MARK_TAGS.split(), "wbr") | {"code": _CODE}  # wbr: has no content, and means nothing
+_SILENT = _SKIPPED | {"wbr"}
+_INDENTING = frozenset(("blockquote", "li", "ol", "tr", "ul"))
+_SPEAKING = _BLOCKS | {"-text", "br", _CODE, "sup", "sub", "td", "th"}
 _KNOWN = _BLOCKS | _SKIPPED | frozenset(_INLINE_TAGS.split())
-_SPACE = re.compile(r"[ \t\n\r\f]+")
+_SPACES = " \n\t\r\f"
 _FORMULA = re.compile(
     r"(\$\$.{1,4000}?\$\$|\\begin\{(\w{1,20}\*?)\}.{1,4000}?\\end\{\2\}"
     r"|\\\[.{1,4000}?\\\]|\\\(.{1,4000}?\\\)|\$[^$]{1,4000}\$)",
@@ -110,14 +113,27 @@ class _Writer:
 
     def inline(self, text: str) -> None:
         """Text whose runs of white space count as one space, formulas excepted."""
-        pieces = _FORMULA.split(text) if "$" in text or "\\" in text else [text]
+        if "$" not in text and "\\" not in text:
+            self._plain(text)
+            return
+        pieces = _FORMULA.split(text)
         for index in range(0, len(pieces), 3):
-            plain = _SPACE.sub(" ", pieces[index])
-            if not self.parts or self.parts[-1][-1:] in (" ", "\n"):
-                plain = plain.lstrip(" ")
-            self.verbatim(plain)
+            self._plain(pieces[index])
             if index + 1 < len(pieces):
-                self.verbatim(pieces[index + 1])
+                self.parts.append(pieces[index + 1])
+
+    def _plain(self, text: str) -> None:
+        parts = self.parts
+        if not parts or parts[-1][-1] in " \n":
+            text = text.lstrip(_SPACES)
+        if not text:
+            return
+        for space in _SPACES[1:]:
+            if space in text:
+                text = text.replace(space, " ")
+        while "  " in text:
+            text = text.replace("  ", " ")
+        parts.append(text)
 
     def verbatim(self, text: str) -> None:
         """Text as it is."""
@@ -131,12 +147,13 @@ class _Writer:
         whole = whole if fence else whole.strip(" \n")
         if not whole:
             return
-        rest = "".join(self.prefixes[:_MOST_PREFIXES])
-        first = "".join(self.prefixes[:-1][:_MOST_PREFIXES]) + self.bullet if self.bullet else rest
-        lines = whole.split("\n")
-        block = "\n".join([(first + lines[0]).rstrip(" "), *((rest + line).rstrip(" ") for line in lines[1:])])
+        if self.prefixes or "\n" in whole:
+            rest = "".join(self.prefixes[:_MOST_PREFIXES])
+            first = "".join(self.prefixes[:-1][:_MOST_PREFIXES]) + self.bullet if self.bullet else rest
+            lines = whole.split("\n")
+            whole = "\n".join([(first + lines[0]).rstrip(" "), *((rest + line).rstrip(" ") for line in lines[1:])])
         gap = "" if not self.blocks else "\n" if self.tight else "\n\n"
-        self.blocks.append(gap + block)
+        self.blocks.append(gap + whole)
         self.bullet, self.tight = "", False
 
 
@@ -147,32 +164,37 @@ def html_to_text(html: str) -> str:
     with `> `; `pre` stands between fences, `code` between backticks, a power behind `^`, an index
     behind `_`.
     """
-    root = LexborHTMLParser(_TAG.sub(_renamed, html)).root
+    root = LexborHTMLParser(_renamed(html)).root
     if root is None:
         return ""
     writer = _Writer()
     for node, tag, entering in _walk(root):
         if tag == "-text":
             writer.inline(node.text_content or "")
-        elif tag == "pre":
-            _write_fence(writer, _content(node))
+        elif tag in _BLOCKS:
+            if writer.parts:
+                writer.end_block()
+            if tag in _INDENTING:
+                _indent(writer, node, tag, entering)
+            elif tag == "pre":
+                _write_fence(writer, _content(node))
         elif tag == _CODE:
             _write_code(writer, _content(node))
         elif tag == "br":
             writer.verbatim("\n")
-        elif tag in ("sup", "sub") and entering:
+        elif tag in ("sup", "sub"):
             writer.verbatim("^" if tag == "sup" else "_")
-        elif tag in ("td", "th") and entering and writer.parts:
+        elif writer.parts:  # a cell that is not the first
             writer.verbatim(" | ")
-        elif tag in _BLOCKS:
-            writer.end_block()
-            _indent(writer, node, tag, entering)
     writer.end_block()
     return "".join(writer.blocks).strip("\n")
 
 
-def _renamed(tag: re.Match[str]) -> str:
-    return (_rename_short if len(tag[0]) < 32 else _rename)(tag[0])
+def _renamed(html: str) -> str:
+    """The HTML with the names that the parser is given."""
+    pieces = _TAG.split(html)
+    pieces[1::2] = map(_TAGS.__getitem__, pieces[1::2])
+    return "".join(pieces)
 
 
 def _rename(tag: str) -> str:
@@ -184,11 +206,21 @@ def _rename(tag: str) -> str:
     return tag if known in _KNOWN else f"&lt;{start[1:]}{name}"
 
 
-_rename_short = functools.lru_cache(maxsize=4096)(_rename)
+class _Renamed(dict[str, str]):
+    """What `_rename` says, by the tag, as often as tags repeat: all but the long ones are kept."""
+
+    def __missing__(self, tag: str) -> str:
+        name = _rename(tag)
+        if len(tag) < 32 and len(self) < 4096:
+            self[tag] = name
+        return name
+
+
+_TAGS = _Renamed()
 
 
 def _walk(root: LexborNode, whole: bool = False) -> Iterator[tuple[LexborNode, str, bool]]:
-    """Every node with its tag, in the order of the text: an element when it begins and when it ends, others once.
+    """Every node that says something with its tag, in the order of the text: a block when it begins and when it ends.
 
     Code is not entered, unless the `whole` of it is asked for.
     """
@@ -196,12 +228,14 @@ def _walk(root: LexborNode, whole: bool = False) -> Iterator[tuple[LexborNode, s
     stack = [(root, root.tag or "", True)]
     while stack:
         visit = node, tag, entering = stack.pop()
-        yield visit
+        if tag in _SPEAKING:
+            yield visit
         if entering and tag not in closed:
-            stack.append((node, tag, False))
+            if tag in _BLOCKS:
+                stack.append((node, tag, False))
             child = node.last_child
             while child is not None:
-                if (name := child.tag or "") not in _SKIPPED:
+                if (name := child.tag or "") not in _SILENT:
                     stack.append((child, name, True))
                 child = child.prev
 
