@@ -31,6 +31,7 @@ from rqwen3_pipeline.corpus.buckets import (
     shadow_pairs,
     stored_digests,
 )
+from rqwen3_pipeline.corpus.filtered_file import filtered_batches
 from rqwen3_pipeline.corpus.funnel import require_source_kept
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import GROUPS, CorpusConfig
@@ -59,7 +60,6 @@ __all__ = [
     "shadowed_path",
 ]
 
-READ_ROWS = 512
 TABLE_ROWS = 1 << 20
 """Documents whose shadows are written to the table at a time."""
 _PLACE = (("source", pa.string()), ("key", pa.string()), ("row", pa.uint32()))
@@ -104,11 +104,10 @@ def digest_file(root: RunRoot, config: CorpusConfig, source: str, key: str, rebu
         verify_inputs(root, inputs)
         digest_ = np.empty((before.report["kept"], DIGEST_BYTES), dtype=np.uint8)
         row = 0
-        with pq.ParquetFile(filtered, pre_buffer=False) as file:
-            for batch in file.iter_batches(batch_size=READ_ROWS, columns=["text"], use_threads=False):
-                found = b"".join(hashlib.sha256(text).digest() for text in _utf8(batch.column("text")))
-                digest_[row : row + batch.num_rows] = np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-                row += batch.num_rows
+        for batch in filtered_batches(filtered, ["text"]):
+            found = b"".join(hashlib.sha256(text).digest() for text in _utf8(batch.column("text")))
+            digest_[row : row + batch.num_rows] = np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+            row += batch.num_rows
         _save(target, digest_)
         stamp = write_stamp(
             root,

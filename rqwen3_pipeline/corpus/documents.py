@@ -12,6 +12,7 @@ row and not the file, its row groups, or how long rows lie together; costs one d
 # (pyarrow ships no types)
 
 import contextlib
+import itertools
 import math
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -182,9 +184,32 @@ def _binary(path: Path, name: str, array: Any) -> Any:
     return array.cast(pa.large_binary())
 
 
+def _views(path: Path, name: str, array: Any) -> list[memoryview | None]:
+    """The bytes of each text of a column, where Arrow has them: nothing is decoded or copied."""
+    if not pa.types.is_string(array.type) and not pa.types.is_large_string(array.type):
+        array = _binary(path, name, array)
+    width = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
+    _, offsets, data = array.buffers()
+    edge_ = np.frombuffer(offsets or b"", dtype=width)[array.offset : array.offset + len(array) + 1]
+    view = memoryview(data or b"")
+    views: list[memoryview | None] = [view[start:end] for start, end in itertools.pairwise(edge_.tolist())]
+    if array.null_count:
+        for i in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            views[i] = None
+    return views
+
+
 def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
     """A column of short texts."""
     return _binary(path, name, array).to_pylist()
+
+
+def _words(path: Path, name: str, array: Any) -> list[str]:
+    """A column of short texts, repaired; a null is empty."""
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        with contextlib.suppress(UnicodeDecodeError):
+            return [value or "" for value in array.to_pylist()]
+    return [_plain(value) for value in _strings(path, name, array)]
 
 
 def _numbers(path: Path, name: str, array: Any) -> list[float | None]:
@@ -227,24 +252,23 @@ def _texts(
     path: Path, columns: dict[str, Any], source: str, score_column: str | None, first_row: int
 ) -> Iterator[Document]:
     names = COLUMNS[source]
-    texts = _binary(path, names.text, columns[names.text])
-    nothing: list[None] = [None] * len(texts)
+    texts = _views(path, names.text, columns[names.text])
+    nothing = [""] * len(texts)
     ids, urls, titles = (
-        _strings(path, name, columns[name]) if name in columns else nothing for name in (names.id, names.url, "title")
+        _words(path, name, columns[name]) if name in columns else nothing for name in (names.id, names.url, "title")
     )
-    scores = _numbers(path, score_column, columns[score_column]) if score_column else nothing
+    scores = _numbers(path, score_column, columns[score_column]) if score_column else [None] * len(texts)
     for i, (raw, id_, url, title, score) in enumerate(zip(texts, ids, urls, titles, scores, strict=True)):
-        missing = not raw.is_valid
-        data, chars, repaired = (b"", 0, False) if missing else clean(memoryview(raw.as_buffer()))
+        data, chars, repaired = (b"", 0, False) if raw is None else clean(raw)
         yield Document(
             row=first_row + i,
-            id=_plain(id_) or f"{path.name}#{first_row + i}",
-            url=_plain(url),
+            id=id_ or f"{path.name}#{first_row + i}",
+            url=url,
             data=data,
             chars=chars,
-            title=_plain(title),
+            title=title,
             score=score,
-            defect="null_text" if missing else "",
+            defect="null_text" if raw is None else "",
             repaired=repaired,
         )
 

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from model.errors import RQwen3Error
 from model.files import sha256_file
 from rqwen3_pipeline.corpus.documents import check_file
-from rqwen3_pipeline.corpus.filters import FILTERED_SCHEMA, FLOOR_ROWS
+from rqwen3_pipeline.corpus.filtered_file import FILTERED_SCHEMA
+from rqwen3_pipeline.corpus.filters import FLOOR_ROWS
 from rqwen3_pipeline.corpus.funnel import require_source_kept, source_funnel
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import CorpusConfig

@@ -1,9 +1,9 @@
 """Filters: one rule per source says whether a document stays, and why not.
 
 The rules are pure, `(document, settings) -> (kept, reason)`; the reasons of a file are counted, and
-that is its funnel. What stays is written to `filtered/<source>/<nnnnn>.parquet` with the columns
-row (uint32, in the raw file), id, url, text. A source that keeps almost nothing is refused here: a
-green run over an empty source is how such a loss goes unseen. Costs one pass over the raw file.
+that is its funnel. What stays is written to `filtered/<source>/<nnnnn>.parquet`. A source that keeps
+almost nothing is refused here: a green run over an empty source is how such a loss goes unseen. Costs
+one pass over the raw file.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from model.errors import CorpusError, SourceError
 from model.files import atomic_path
 from rqwen3_pipeline.corpus.decontamination import question_inputs, read_questions
 from rqwen3_pipeline.corpus.documents import Document, read_documents
 from rqwen3_pipeline.corpus.fetch import raw_inputs
+from rqwen3_pipeline.corpus.filtered_file import FilteredWriter
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import CorpusConfig, SourceConfig
 from rqwen3_pipeline.corpus.stamps import (
@@ -43,11 +42,7 @@ from rqwen3_pipeline.corpus.stamps import (
 )
 from rqwen3_pipeline.settings import RunRoot
 
-FILTERED_SCHEMA = pa.schema(
-    [("row", pa.uint32()), ("id", pa.string()), ("url", pa.string()), ("text", pa.large_string())]
-)
 LENGTH_EDGES = (0, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
-FLUSH_ROWS, FLUSH_BYTES = 1000, 4_000_000
 FLOOR_ROWS = 100
 """From so many rows on, one file of several must keep its share too; the source as a whole always."""
 
@@ -270,37 +265,11 @@ def filter_file(
 def _write_kept(path: Path, raw: Path, source: str, config: CorpusConfig, rule: Rule) -> Tally:
     pa.set_memory_pool(pa.system_memory_pool())  # the others keep what one long row took
     tally = Tally()
-    rows: list[tuple[int, bytes, bytes, bytes]] = []
-    size_bytes = 0
-    with pq.ParquetWriter(
-        path, FILTERED_SCHEMA, compression="zstd", write_statistics=False, use_dictionary=False
-    ) as writer:
+    with FilteredWriter(path) as writer:
         for document in read_documents(raw, source, config):
             kept, reason = rule(document)
             tally.add(document, kept, reason)
             if kept:
-                rows.append((document.row, document.id.encode(), document.url.encode(), document.data))
-                size_bytes += len(rows[-1][-1])
+                writer.add(document)
             del document  # its text may be long
-            if len(rows) >= FLUSH_ROWS or size_bytes >= FLUSH_BYTES:
-                writer.write_batch(_take(rows))
-                size_bytes = 0
-        if rows:
-            writer.write_batch(_take(rows))
     return tally
-
-
-def _take(rows: list[tuple[int, bytes, bytes, bytes]]) -> Any:
-    """The rows as a record batch; the list is emptied, and a single long text is not copied.
-
-    Made from buffers, since Arrow's conversion of lists loads pandas first, 40 MB that no worker needs.
-    """
-    numbers, ids, urls, texts = zip(*rows, strict=True)
-    rows.clear()
-    columns = [pa.Array.from_buffers(pa.uint32(), len(numbers), [None, pa.py_buffer(np.array(numbers, np.uint32))])]
-    for field_, values in zip(list(FILTERED_SCHEMA)[1:], (ids, urls, texts), strict=True):
-        width = np.int64 if pa.types.is_large_string(field_.type) else np.int32
-        offsets = np.cumsum([0, *map(len, values)], dtype=width)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
-        columns.append(pa.Array.from_buffers(field_.type, len(values), buffers))
-    return pa.record_batch(columns, FILTERED_SCHEMA)

@@ -3,15 +3,14 @@
 The end-of-text id follows each document by id. The library `tokenizers` encodes a sample of every
 partition again, 20 documents or 0.1 %; one difference fails the partition, and nothing of it stays. A
 document is held out by its digest, before any budget is cut. All that is done document by document is
-one string for the engine and one copy of its tokens: the rest is columns. Memory: one batch, of 128
-rows or about four megabytes of text, and the engine's.
+one string for the engine and one copy of its tokens: the rest is columns. Memory: a row group of the
+filtered file, some four megabytes of text, and the engine's.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 # (pyarrow ships no types)
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -24,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from model.errors import CorpusError
 from rqwen3_pipeline.corpus.dedup import heldout_mask
 from rqwen3_pipeline.corpus.encoder import Encoder, Ends, Ids
+from rqwen3_pipeline.corpus.filtered_file import filtered_batches
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.shards import Batch, ShardWriter, remove_partition
 from rqwen3_pipeline.corpus.sources import CorpusConfig
@@ -49,7 +48,6 @@ from rqwen3_pipeline.settings import RunRoot
 
 __all__ = ["make_tokenizer", "oracle_sample", "pin_tokenizer", "tokenize_file", "tokenize_inputs", "train_tokenizer"]
 
-READ_ROWS, BATCH_BYTES = 128, 4_000_000
 ORACLE_ONE_IN = 1000
 ORACLE_CHARS, ORACLE_TAIL = 1_000_000, 64
 """Of a longer document the oracle encodes the beginning, for it takes a hundred bytes a character; the last tokens of
@@ -255,22 +253,15 @@ def oracle_sample(documents: int, least: int) -> set[int]:
 
 
 def _batches(path: Path, survivors_: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
-    """The surviving documents of a filtered file, some megabytes at a time.
+    """The surviving documents of a filtered file, a row group at a time.
 
     Yields:
         The first one's number among the survivors, their rows in the file, and their records.
     """
     first, index = 0, 0
-    with pq.ParquetFile(path, pre_buffer=False) as file:
-        for read in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
-            last = int(np.searchsorted(survivors_, first + read.num_rows))
-            position_ = survivors_[index:last].astype(np.int64)
-            records = read if len(position_) == read.num_rows else read.take(pa.array(position_ - first))
-            first += read.num_rows
-            size_ = pc.binary_length(records.column("text")).to_numpy(zero_copy_only=False)
-            part_ = (np.cumsum(size_) - size_) // BATCH_BYTES
-            borders = [0, *(np.flatnonzero(np.diff(part_)) + 1).tolist(), len(position_)]
-            for start, end in itertools.pairwise(borders):
-                if end > start:
-                    yield index + start, position_[start:end], records.slice(start, end - start)
-            index = last
+    for read in filtered_batches(path):
+        last = int(np.searchsorted(survivors_, first + read.num_rows))
+        position_ = survivors_[index:last].astype(np.int64)
+        if len(position_):
+            yield index, position_, read if len(position_) == read.num_rows else read.take(pa.array(position_ - first))
+        first, index = first + read.num_rows, last

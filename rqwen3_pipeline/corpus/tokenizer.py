@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from model.errors import ConfigError, CorpusError, SourceError
 from model.files import sha256_bytes, sha256_file, write_bytes
 from rqwen3_pipeline.corpus.dedup import digest_text, heldout_mask
 from rqwen3_pipeline.corpus.encoder import EOS_TOKEN, Encoder
+from rqwen3_pipeline.corpus.filtered_file import filtered_batches
 from rqwen3_pipeline.corpus.hub import fetch_tokenizer
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import CorpusConfig
@@ -45,7 +45,6 @@ __all__ = [
     "train_tokenizer",
 ]
 
-READ_ROWS = 128
 SAMPLE_CHARS = 8_000_000
 """Characters that a tokenizer is trained on, divided among the sources by their shares."""
 
@@ -215,9 +214,8 @@ def _sample(root: RunRoot, config: CorpusConfig, lock: Lock, counts: dict[str, i
 
 
 def _texts(path: Path) -> Iterator[str]:
-    with pq.ParquetFile(path, pre_buffer=False) as file:
-        for batch in file.iter_batches(batch_size=READ_ROWS, columns=["text"], use_threads=False):
-            yield from batch.column("text").to_pylist()
+    for batch in filtered_batches(path, ["text"]):
+        yield from batch.column("text").to_pylist()
 
 
 def make_tokenizer(

@@ -153,9 +153,8 @@ def test_batches_do_not_shape_the_shards(root, tokenized, monkeypatch):
 
     whole = files()
     assert len(whole) > 9
-    for rows_, size in ((1, 10**9), (7, 10**9), (64, 700), (10**6, 1)):
-        monkeypatch.setattr(tokenization, "READ_ROWS", rows_)
-        monkeypatch.setattr(tokenization, "BATCH_BYTES", size)
+    for rows_ in (1, 7, 64):
+        monkeypatch.setattr("rqwen3_pipeline.corpus.filtered_file.GROUP_ROWS", rows_)
         assert files() == whole
 
 
