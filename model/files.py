@@ -20,7 +20,8 @@ from typing import Any, TextIO
 
 from model.errors import CorpusError, DiskSpaceError, LockHeldError
 
-CHUNK_BYTES = 8 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+"""Read at a time where a whole file is read: what still lies in the cache when it is hashed."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What a write that finds no room answers: a full disk, a used-up quota, a limit on a file's size."""
 _NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
@@ -121,12 +122,9 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal, read in chunks of 8 MiB."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:

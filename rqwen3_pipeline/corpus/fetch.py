@@ -62,6 +62,7 @@ def fetch_file(root: RunRoot, lock: Lock, source: str, key: str, rebuild: bool =
             settings=settings,
             inputs=raw_inputs(file),
             outputs=[target],
+            hashes={} if source in lock.pins else {target: file.sha256},
             report={"bytes": file.size_bytes, "rows": _rows(target) if file.rows is None else file.rows},
         )
     return stamp.report

@@ -8,6 +8,7 @@ kept in `raw/origin.json`. Costs one read of every file, to hash it.
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -181,13 +182,15 @@ def _lock_source(config: CorpusConfig, folder: Path, source: str) -> tuple[Locke
     paths = _find(folder, source)
     names = raw_names(paths, source, str(folder))
     rows = {path: check_file(folder / path, source, config) for path in paths}
+    with ThreadPoolExecutor() as pool:  # hashing lets the others run
+        hashes = dict(zip(paths, pool.map(sha256_file, (folder / path for path in paths)), strict=True))
     return tuple(
         LockedFile(
             key=f"{index:05d}",
             path=path,
             name=names[path],
             size_bytes=(folder / path).stat().st_size,
-            sha256=sha256_file(folder / path),
+            sha256=hashes[path],
             rows=rows[path],
         )
         for index, path in enumerate(seeded_order(paths, config.lock_seed))
