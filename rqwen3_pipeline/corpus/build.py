@@ -180,8 +180,8 @@ def build_files(root: RunRoot, config: CorpusConfig, lock: Lock, items: Sequence
         stages = STAGES[: STAGES.index(options.until) + 1]
         if "tokens" in stages and config.tokenizer.kind == "pinned":  # first, for a wrong file would show after hours
             if build.pool is not None and not root.tokenizer.exists():  # a corpus that is all to be made
-                build.pool.start(len(items))
-            build.tokenizer()
+                build.pool.start()
+            build.tokenizer(items)
         waits_for: tuple[Item, ...] = ()
         for stage in stages[:3]:
             lost = {(outcome.source, outcome.key) for outcome in build.failed}
@@ -234,14 +234,19 @@ class _Build:
                 return ()
             if waits_for := self._wait("filtered", items_of("filtered", self.config, self.lock)):
                 return waits_for
-            self.tokenizer()
+            self.tokenizer(items)
+        if self.pool is not None:
+            self.pool.renew()
         self.do("tokens", self._sound(items))
         return ()
 
-    def tokenizer(self) -> None:
-        """Pin or train the tokenizer, unless it is there."""
+    def tokenizer(self, items: Sequence[Item]) -> None:
+        """Pin or train the tokenizer, unless it is there, and have it loaded for those who tokenize the files."""
         with claimed_in_turn(self.root, "tokenizer", [TOKENIZER]):
             make_tokenizer(self.root, self.config, self.lock, self.options.tokenizer_file, self.options.rebuild)
+        missing = [item for item in items if not is_current("tokens", self.root, self.config, self.lock, item)]
+        if self.pool is not None and len(missing) > 1:
+            self.pool.load_tokenizer(self.root, len(missing))
 
     def _wait(self, stage: str, items: Sequence[Item]) -> tuple[Item, ...]:
         """Wait until pieces are current, as long as others are at work; returns those that are not."""

@@ -103,6 +103,10 @@ class Encoder:
         finally:
             _give_back_memory()
 
+    def load(self) -> None:
+        """Load engine and oracle now, and not when they are first asked."""
+        _ = self._engine, self._oracle
+
     @property
     def engine(self) -> str:
         """Name of the library that encodes."""

@@ -1,22 +1,85 @@
-"""Workers: spawned processes that make one piece at a time.
+"""Workers: processes that make one piece at a time, forked from one that has imported all they need.
 
-Each has a pipe of its own, so it is known which piece a killed one had: that piece gets an error, and
-a new worker takes the next. They end at once when their parent does, however it ends. Starting one
-costs about a second, loading what the stages import.
+That one, the nursery, is spawned: a process of its own, with one thread of Python's. Forking from it
+takes milliseconds, where starting a worker anew costs half a second of CPU and the tokenizer's
+vocabulary another second and a half; what it has loaded, its workers share. Each worker has a pipe of
+its own, so it is known which piece a killed one had: that piece gets an error, and a new worker takes
+the next. Nursery and workers end at once when their parent does, however it ends.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
+from model.errors import CorpusError, RQwen3Error
 from rqwen3_pipeline.corpus.pieces import Item, Outcome, Task, work
+from rqwen3_pipeline.corpus.tokenizer import load_encoder
+from rqwen3_pipeline.settings import RunRoot
+
+GARBAGE_EVERY = 100_000
+"""New containers between two searches for cycles in a worker: its columns and lists of texts have none."""
+ATTEMPTS = 3
+"""Nurseries that may be killed one after another before the build gives up."""
+
+
+def _nursery(connection: Connection) -> None:
+    """Fork workers, load a tokenizer for them, and say how they ended, until told to end or the parent is gone."""
+    os.environ["RAYON_NUM_THREADS"] = "1"  # one core a worker: the pool of workers is the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what is to become of it
+    with contextlib.suppress(EOFError, OSError):
+        while (message := connection.recv()) is not None:
+            wish, about = message
+            if wish == "worker":
+                _fork(connection, recv_handle(connection), interrupted)
+            elif wish == "load":
+                with contextlib.suppress(RQwen3Error, OSError):  # the worker that needs it says what is wrong with it
+                    load_encoder(about).load()
+            elif wish == "ended":
+                connection.send(_ended(about))
+    os._exit(0)
+
+
+def _fork(connection: Connection, handle: int, interrupted: Any) -> None:
+    """Fork a worker whose pipe is `handle`, and tell its process id.
+
+    Args:
+        connection: to the parent.
+        handle: file descriptor of the worker's pipe; closed here.
+        interrupted: the worker's handler of SIGINT.
+    """
+    gc.freeze()  # else the worker's first search for cycles copies what it shares
+    pid = os.fork()
+    if pid:
+        os.close(handle)
+        connection.send(pid)
+        return
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, interrupted)
+        connection.close()
+        _worker(Connection(handle))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _ended(pid: int) -> int | None:
+    """How a worker ended, once it has; None for another nursery's."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
 
 
 def _worker(connection: Connection) -> None:
@@ -24,9 +87,8 @@ def _worker(connection: Connection) -> None:
 
     The task comes with the first item of a stage only; None stands for the one before.
     """
-    os.environ["RAYON_NUM_THREADS"] = "1"  # one core a worker: the pool of workers is the parallelism
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    parent = multiprocessing.parent_process()
+    gc.set_threshold(GARBAGE_EVERY)
+    parent = multiprocessing.parent_process()  # of the nursery
     if parent is not None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     task: Task | None = None
@@ -41,7 +103,7 @@ def _worker(connection: Connection) -> None:
 class _Worker:
     """A process, its pipe, and what it is at."""
 
-    process: Any
+    pid: int
     connection: Connection
     task: Task | None = None
     item: Item = ("", "")
@@ -49,12 +111,14 @@ class _Worker:
 
 
 class Pool:
-    """Spawned workers, started when first needed or before; a context manager, used for any number of stages."""
+    """Workers, started when first needed or before; a context manager, used for any number of stages."""
 
     def __init__(self, workers: int) -> None:
         """Prepare; nothing is started yet."""
         self._workers = workers
         self._context = multiprocessing.get_context("spawn")
+        self._nursery: Any = None
+        self._wishes: Any = None
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
 
@@ -63,18 +127,37 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._busy:
-            worker.process.terminate()
-        for worker in self._idle:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGTERM)
+        self._dismiss(self._busy)
+        self._dismiss(self._idle)
+        if self._nursery is not None:
             with contextlib.suppress(OSError):  # it is dead already
-                worker.connection.send(None)
-        for worker in self._idle + self._busy:
-            worker.process.join()
-            worker.connection.close()
+                self._wishes.send(None)
+            self._nursery.join()
+            self._wishes.close()
 
-    def start(self, most: int) -> None:
-        """Start the workers, `most` of them at most: they load what they need while this process does other things."""
+    def start(self) -> None:
+        """Start the nursery, if none is there: it imports what workers need while this process does other things."""
+        if self._nursery is None or not self._nursery.is_alive():
+            self._wishes, theirs = self._context.Pipe()
+            self._nursery = self._context.Process(target=_nursery, args=(theirs,), daemon=True)
+            self._nursery.start()
+            theirs.close()
+
+    def load_tokenizer(self, root: RunRoot, most: int) -> None:
+        """Have the nursery load a run root's tokenizer while workers, `most` of them at most, do other things.
+
+        Those that are new after that will have it; `renew` sees to it that all are.
+        """
         while len(self._idle) + len(self._busy) < min(self._workers, most):
-            self._idle.append(self._start())
+            self._idle.append(self._fork())
+        with contextlib.suppress(OSError):
+            self._wishes.send(("load", root))
+
+    def renew(self) -> None:
+        """Replace the workers, none of which may be at work, by new ones as they are needed."""
+        self._dismiss(self._idle)
 
     def run(self, task: Task, items: Sequence[Item], done: Callable[[Outcome], None]) -> None:
         """Make all items of a stage; `done` is told of each as it ends."""
@@ -87,19 +170,31 @@ class Pool:
                 done(self._take(worker))
 
     def _give(self, task: Task, item: Item) -> None:
-        worker = self._idle.pop() if self._idle else self._start()
+        worker = self._idle.pop() if self._idle else self._fork()
         message = (None if worker.task is task else task, item)
         worker.task, worker.item, worker.began = task, item, time.monotonic()
         self._busy.append(worker)
         with contextlib.suppress(OSError):  # it died while idle: its pipe is at the end, which _take reports
             worker.connection.send(message)
 
-    def _start(self) -> _Worker:
+    def _fork(self) -> _Worker:
+        """A new worker, from a new nursery if the old one was killed."""
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_worker, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        return _Worker(process=process, connection=ours)
+        for _ in range(ATTEMPTS):
+            self.start()
+            try:
+                self._wishes.send(("worker", None))
+                send_handle(self._wishes, theirs.fileno(), self._nursery.pid)
+                pid: int = self._wishes.recv()
+            except (EOFError, OSError):
+                self._nursery.join()
+                continue
+            theirs.close()
+            return _Worker(pid=pid, connection=ours)
+        raise CorpusError(
+            f"the process that starts the workers ended by {_how(self._nursery.exitcode)}, {ATTEMPTS} times (9 is "
+            "often the memory limit). Run again, with --workers 1 if memory is short."
+        )
 
     def _take(self, worker: _Worker) -> Outcome:
         self._busy.remove(worker)
@@ -110,18 +205,41 @@ class Pool:
         self._idle.append(worker)
         return outcome
 
+    def _dismiss(self, workers: list[_Worker]) -> None:
+        """Let workers go, and wait until they are gone."""
+        for worker in workers:
+            with contextlib.suppress(OSError):  # it is dead already
+                worker.connection.send(None)
+        for worker in workers:
+            with contextlib.suppress(EOFError, OSError):
+                while True:  # its pipe is at the end when it is gone, whoever started it
+                    worker.connection.recv()
+            self._code(worker)
+            worker.connection.close()
+        workers.clear()
+
+    def _code(self, worker: _Worker) -> int | None:
+        """How a worker that ends ended, once it has; None if the nursery that knew is dead."""
+        try:
+            self._wishes.send(("ended", worker.pid))
+            return self._wishes.recv()
+        except (EOFError, OSError):
+            return None
+
     def _lost(self, worker: _Worker) -> Outcome:
         worker.connection.close()
-        worker.process.join()
-        code = worker.process.exitcode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return Outcome(
             stage=worker.task.stage if worker.task else "",
             source=worker.item[0],
             key=worker.item[1],
             report=None,
-            error=f"the worker process ended by {how} (9 is often the memory limit). "
+            error=f"the worker process ended by {_how(self._code(worker))} (9 is often the memory limit). "
             "Run again, with fewer workers if memory was short.",
             seconds=time.monotonic() - worker.began,
             skipped=False,
         )
+
+
+def _how(code: int | None) -> str:
+    """In words, how a process ended."""
+    return "something unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from model.errors import CorpusError, SourceError
@@ -195,8 +196,8 @@ def test_killed_workers_cost_their_pieces_and_no_others(root, config, folder):
                     break
                 except OSError:
                     time.sleep(0.05)
-        for process in multiprocessing.active_children():
-            os.kill(process.pid, signal.SIGKILL)
+        for worker in psutil.Process(multiprocessing.active_children()[0].pid).children():
+            worker.kill()
 
     items = sorted(items_of("raw", config, lock), key=lambda item: item[0] not in ("pes2o", "textbooks"))
     killer = threading.Thread(target=kill)
@@ -210,6 +211,24 @@ def test_killed_workers_cost_their_pieces_and_no_others(root, config, folder):
     killer.join()
     assert {o.source: "signal 9" in o.error for o in outcomes if o.error} == {"pes2o": True, "textbooks": True}
     assert len(outcomes) == len(items)
+
+
+def test_killed_nursery_costs_nothing(root, config, training, folder, undisturbed):
+    stages, family = [], []
+
+    def kill(outcome):
+        if outcome.stage in ("raw", "tokens") and outcome.stage not in stages:
+            stages.append(outcome.stage)
+            (nursery,) = multiprocessing.active_children()
+            family.extend((psutil.Process(nursery.pid), *psutil.Process(nursery.pid).children()))
+            nursery.kill()
+
+    build_corpus(root, config, training, folder, workers=2, progress=kill)
+    assert stages == ["raw", "tokens"]
+    assert len(family) == 6
+    assert tree(root) == undisturbed
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_run_stage_of_no_stage_is_refused(root, config, folder):
