@@ -4,14 +4,14 @@ On a real corpus of Debian documentation and installed packages in our sources' 
 `corpus_material`), in interleaved rounds, each part in fresh processes:
 
     build      `rqwen3 corpus build`, from raw parquet to the manifest; the whole command
-    stage      our tokenize stage again, within a build: the vocabulary, the shards, the oracle
+    stage      our tokenize stage again, from the start of its workers: the vocabulary, the shards, the oracle
     alone      fastokens on the same texts in memory: the vocabulary, then batches of our size
     datatrove  0.10.1's reader, length filter and tokenizer on the same files; the whole command
 
 Shares compare with `alone` from a cold start, the loading of the vocabulary on both sides; what they
 are against its encoding alone is printed beside. Medians over the rounds; the last line is one JSON
-object. Some ten minutes on two quiet cores for 300 MB and three rounds, and 2 GB of disk; the first
-call also downloads some 250 MB of packages and takes a few minutes to make the corpus.
+object. Some twenty minutes on two quiet cores for 900 MB and three rounds, and 9 GB of disk; the first
+call also downloads some 500 MB of packages and takes four minutes to make the corpus.
 """
 
 import argparse
@@ -118,7 +118,7 @@ class Bench:
         while child.poll() is None:
             tokens = any((self.root / "tokens").glob(".*.bin.*.tmp"))
             try:
-                for worker in parent.children():
+                for worker in parent.children(recursive=True):
                     samples.setdefault(worker.pid, []).append((tokens, worker.memory_info().rss))
             except psutil.NoSuchProcess:
                 pass
@@ -239,7 +239,7 @@ def main() -> None:
     """Assemble, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("var/bench/corpus"), help="where all of it is kept")
-    parser.add_argument("--mb", type=int, default=300, help="size of the corpus' text")
+    parser.add_argument("--mb", type=int, default=900, help="size of the corpus' text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes, of both ways")
     parser.add_argument("--tokenizer", type=Path, help="Qwen3's tokenizer.json [RQWEN3_TOKENIZER, or the Hub]")

@@ -21,23 +21,22 @@ import pyarrow.parquet as pq
 from model.shard_format import docs_path
 from rqwen3_pipeline.corpus.build import build_corpus, items_of
 from rqwen3_pipeline.corpus.encoder import Encoder
+from rqwen3_pipeline.corpus.filtered_file import GROUP_BYTES
 from rqwen3_pipeline.corpus.lock import read_lock
 from rqwen3_pipeline.corpus.sources import corpus_config
-from rqwen3_pipeline.corpus.stamps import stamp_path, tokens_stamp_path
-from rqwen3_pipeline.corpus.tokenization import BATCH_BYTES
+from rqwen3_pipeline.corpus.stamps import tokens_stamp_path
 from rqwen3_pipeline.settings import RunRoot, Settings
 
 
 def stage(root: RunRoot, profile: str, workers: int) -> dict[str, Any]:
-    """Our stage within a build: from the last survivors to the last stamp, the vocabulary's loading included.
+    """Our stage: from the moment when all before it is found to be there to the last stamp.
 
-    Digests are made again too, so that the workers have started when the stage begins, as in any build.
+    That takes in what a whole build does while it filters: starting the workers and loading the vocabulary.
     """
     run = Settings(profile=profile).run_config
     config, lock = corpus_config(run), read_lock(root)
     for source, key in items_of("tokens", config, lock):
         tokens_stamp_path(root, source, key).unlink()
-        stamp_path(root.digests(source, key)).unlink()
     ended: dict[str, float] = {}
     report = build_corpus(
         root,
@@ -68,7 +67,7 @@ def alone(root: RunRoot) -> dict[str, Any]:
     for text in (text for *_, found in survivors(root) for text in found):
         if room <= 0:
             batches.append([])
-            room = BATCH_BYTES
+            room = GROUP_BYTES
         batches[-1].append(text)
         room -= len(text)
     began = time.monotonic()
