@@ -36,7 +36,8 @@ _SILENT = _SKIPPED | {"wbr"}
 _INDENTING = frozenset(("blockquote", "li", "ol", "tr", "ul"))
 _SPEAKING = _BLOCKS | {"-text", "br", _CODE, "sup", "sub", "td", "th"}
 _KNOWN = _BLOCKS | _SKIPPED | frozenset(_INLINE_TAGS.split())
-_SPACES = " \n\t\r\f"
+_BREAKS = ("\n", "\t", "\r", "\f")
+_SPACES = " " + "".join(_BREAKS)
 _FORMULA = re.compile(
     r"(\$\$.{1,4000}?\$\$|\\begin\{(\w{1,20}\*?)\}.{1,4000}?\\end\{\2\}"
     r"|\\\[.{1,4000}?\\\]|\\\(.{1,4000}?\\\)|\$[^$]{1,4000}\$)",
@@ -128,7 +129,7 @@ class _Writer:
             text = text.lstrip(_SPACES)
         if not text:
             return
-        for space in _SPACES[1:]:
+        for space in _BREAKS:
             if space in text:
                 text = text.replace(space, " ")
         while "  " in text:

@@ -1,10 +1,10 @@
 """Workers: processes that make one piece at a time, forked from one that has imported all they need.
 
-That one, the nursery, is spawned: a process of its own, with one thread of Python's. Forking from it
+That one, the fork server, is spawned: a process of its own, with one thread of Python's. Forking from it
 takes milliseconds, where starting a worker anew costs half a second of CPU and the tokenizer's
 vocabulary another second and a half; what it has loaded, its workers share. Each worker has a pipe of
 its own, so it is known which piece a killed one had: that piece gets an error, and a new worker takes
-the next. Nursery and workers end at once when their parent does, however it ends.
+the next. The server and its workers end at once when their parent does, however it ends.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from rqwen3_pipeline.settings import RunRoot
 GARBAGE_EVERY = 100_000
 """New containers between two searches for cycles in a worker: its columns and lists of texts have none."""
 ATTEMPTS = 3
-"""Nurseries that may be killed one after another before the build gives up."""
+"""Fork servers that may be killed one after another before the build gives up."""
 
 
-def _nursery(connection: Connection) -> None:
+def _serve_forks(connection: Connection) -> None:
     """Fork workers, load a tokenizer for them, and say how they ended, until told to end or the parent is gone."""
     os.environ["RAYON_NUM_THREADS"] = "1"  # one core a worker: the pool of workers is the parallelism
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -70,12 +71,16 @@ def _fork(connection: Connection, handle: int, interrupted: Any) -> None:
         connection.close()
         _worker(Connection(handle))
         code = 0
+    except EOFError:  # the parent is gone
+        pass
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def _ended(pid: int) -> int | None:
-    """How a worker ended, once it has; None for another nursery's."""
+    """How a worker ended, once it has; None for one that another server forked."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
@@ -88,7 +93,7 @@ def _worker(connection: Connection) -> None:
     The task comes with the first item of a stage only; None stands for the one before.
     """
     gc.set_threshold(GARBAGE_EVERY)
-    parent = multiprocessing.parent_process()  # of the nursery
+    parent = multiprocessing.parent_process()  # of the fork server
     if parent is not None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     task: Task | None = None
@@ -117,7 +122,7 @@ class Pool:
         """Prepare; nothing is started yet."""
         self._workers = workers
         self._context = multiprocessing.get_context("spawn")
-        self._nursery: Any = None
+        self._server: Any = None
         self._wishes: Any = None
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
@@ -131,22 +136,22 @@ class Pool:
                 os.kill(worker.pid, signal.SIGTERM)
         self._dismiss(self._busy)
         self._dismiss(self._idle)
-        if self._nursery is not None:
+        if self._server is not None:
             with contextlib.suppress(OSError):  # it is dead already
                 self._wishes.send(None)
-            self._nursery.join()
+            self._server.join()
             self._wishes.close()
 
     def start(self) -> None:
-        """Start the nursery, if none is there: it imports what workers need while this process does other things."""
-        if self._nursery is None or not self._nursery.is_alive():
+        """Start the fork server, if none is there: it imports what workers need while this process goes on."""
+        if self._server is None or not self._server.is_alive():
             self._wishes, theirs = self._context.Pipe()
-            self._nursery = self._context.Process(target=_nursery, args=(theirs,), daemon=True)
-            self._nursery.start()
+            self._server = self._context.Process(target=_serve_forks, args=(theirs,), daemon=True)
+            self._server.start()
             theirs.close()
 
     def load_tokenizer(self, root: RunRoot, most: int) -> None:
-        """Have the nursery load a run root's tokenizer while workers, `most` of them at most, do other things.
+        """Have the fork server load a run root's tokenizer while workers, `most` of them at most, do other things.
 
         Those that are new after that will have it; `renew` sees to it that all are.
         """
@@ -178,21 +183,21 @@ class Pool:
             worker.connection.send(message)
 
     def _fork(self) -> _Worker:
-        """A new worker, from a new nursery if the old one was killed."""
-        ours, theirs = self._context.Pipe()
+        """A new worker, from a new fork server if the old one was killed."""
         for _ in range(ATTEMPTS):
             self.start()
+            ours, theirs = self._context.Pipe()  # anew each time: a worker may be there that was not told of
             try:
                 self._wishes.send(("worker", None))
-                send_handle(self._wishes, theirs.fileno(), self._nursery.pid)
-                pid: int = self._wishes.recv()
+                send_handle(self._wishes, theirs.fileno(), self._server.pid)
+                return _Worker(pid=self._wishes.recv(), connection=ours)
             except (EOFError, OSError):
-                self._nursery.join()
-                continue
-            theirs.close()
-            return _Worker(pid=pid, connection=ours)
+                self._server.join()
+                ours.close()
+            finally:
+                theirs.close()
         raise CorpusError(
-            f"the process that starts the workers ended by {_how(self._nursery.exitcode)}, {ATTEMPTS} times (9 is "
+            f"the process that starts the workers ended by {_how(self._server.exitcode)}, {ATTEMPTS} times (9 is "
             "often the memory limit). Run again, with --workers 1 if memory is short."
         )
 
@@ -219,7 +224,7 @@ class Pool:
         workers.clear()
 
     def _code(self, worker: _Worker) -> int | None:
-        """How a worker that ends ended, once it has; None if the nursery that knew is dead."""
+        """How a worker that ends ended, once it has; None if the fork server that knew is dead."""
         try:
             self._wishes.send(("ended", worker.pid))
             return self._wishes.recv()

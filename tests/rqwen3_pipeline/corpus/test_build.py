@@ -213,15 +213,15 @@ def test_killed_workers_cost_their_pieces_and_no_others(root, config, folder):
     assert len(outcomes) == len(items)
 
 
-def test_killed_nursery_costs_nothing(root, config, training, folder, undisturbed):
+def test_killed_fork_server_costs_nothing(root, config, training, folder, undisturbed):
     stages, family = [], []
 
     def kill(outcome):
         if outcome.stage in ("raw", "tokens") and outcome.stage not in stages:
             stages.append(outcome.stage)
-            (nursery,) = multiprocessing.active_children()
-            family.extend((psutil.Process(nursery.pid), *psutil.Process(nursery.pid).children()))
-            nursery.kill()
+            (server,) = multiprocessing.active_children()
+            family.extend((psutil.Process(server.pid), *psutil.Process(server.pid).children()))
+            server.kill()
 
     build_corpus(root, config, training, folder, workers=2, progress=kill)
     assert stages == ["raw", "tokens"]
