@@ -11,7 +11,6 @@ files alone, not on workers, order or restarts. The comparison goes by buckets, 
 # (pyarrow ships no types)
 
 import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from rqwen3_pipeline.corpus.buckets import (
     shadow_pairs,
     stored_digests,
 )
+from rqwen3_pipeline.corpus.documents import views
 from rqwen3_pipeline.corpus.filtered_file import filtered_batches
 from rqwen3_pipeline.corpus.funnel import require_source_kept
 from rqwen3_pipeline.corpus.lock import Lock
@@ -105,7 +105,7 @@ def digest_file(root: RunRoot, config: CorpusConfig, source: str, key: str, rebu
         digest_ = np.empty((before.report["kept"], DIGEST_BYTES), dtype=np.uint8)
         row = 0
         for batch in filtered_batches(filtered, ["text"]):
-            found = b"".join(hashlib.sha256(text).digest() for text in _utf8(batch.column("text")))
+            found = b"".join(hashlib.sha256(text or b"").digest() for text in views(batch.column("text")))
             digest_[row : row + batch.num_rows] = np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
             row += batch.num_rows
         _save(target, digest_)
@@ -119,14 +119,6 @@ def digest_file(root: RunRoot, config: CorpusConfig, source: str, key: str, rebu
             report={"documents": row},
         )
     return stamp.report
-
-
-def _utf8(column: Any) -> Iterator[memoryview]:
-    """The bytes of each text of a large string column, where Arrow has them: nothing is decoded or copied."""
-    _, offsets, data = column.buffers()
-    edge_ = np.frombuffer(offsets, dtype=np.int64)[column.offset : column.offset + len(column) + 1].tolist()
-    view = memoryview(data or b"")
-    return (view[start:end] for start, end in itertools.pairwise(edge_))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,19 +184,18 @@ def _binary(path: Path, name: str, array: Any) -> Any:
     return array.cast(pa.large_binary())
 
 
-def _views(path: Path, name: str, array: Any) -> list[memoryview | None]:
-    """The bytes of each text of a column, where Arrow has them: nothing is decoded or copied."""
-    if not pa.types.is_string(array.type) and not pa.types.is_large_string(array.type):
-        array = _binary(path, name, array)
-    width = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
+def views(array: Any) -> list[memoryview | None]:
+    """The bytes of each value of a string or binary column, where Arrow has them: nothing is decoded or copied."""
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()
-    edge_ = np.frombuffer(offsets or b"", dtype=width)[array.offset : array.offset + len(array) + 1]
+    edge_ = np.frombuffer(offsets or b"", dtype=np.int64 if large else np.int32)
+    edges = edge_[array.offset : array.offset + len(array) + 1].tolist()
     view = memoryview(data or b"")
-    views: list[memoryview | None] = [view[start:end] for start, end in itertools.pairwise(edge_.tolist())]
+    found: list[memoryview | None] = [view[start:end] for start, end in itertools.pairwise(edges)]
     if array.null_count:
         for i in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
-            views[i] = None
-    return views
+            found[i] = None
+    return found
 
 
 def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
@@ -252,7 +251,9 @@ def _texts(
     path: Path, columns: dict[str, Any], source: str, score_column: str | None, first_row: int
 ) -> Iterator[Document]:
     names = COLUMNS[source]
-    texts = _views(path, names.text, columns[names.text])
+    column = columns[names.text]
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    texts = views(column if is_text else _binary(path, names.text, column))
     nothing = [""] * len(texts)
     ids, urls, titles = (
         _words(path, name, columns[name]) if name in columns else nothing for name in (names.id, names.url, "title")
