@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from model.errors import CorpusError
 from rqwen3_pipeline.corpus.documents import read_documents
 from rqwen3_pipeline.corpus.encoder import RUN_CHARS, Encoder, has_long_run
-from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.corpus.sources import QWEN3_SHA256, corpus_config
 from rqwen3_pipeline.corpus.text import nfc
 
 from .adversarial import MARKUP, code_points, mixtures, runs
@@ -98,6 +98,12 @@ def test_engine_equals_oracle_on_the_samples(qwen):
         path = SHARED / "samples" / f"{source.replace('_', '-')}.parquet"
         assert pq.ParquetFile(path).metadata.num_rows > 0
         assert_equal(qwen, (document.text for document in read_documents(path, source, config)))
+
+
+def test_qwen3s_own_is_as_the_library_reads_it_which_no_build_asks_again(qwen):
+    assert qwen.sha256 == QWEN3_SHA256
+    assert (qwen.eos_id, qwen.vocab_size) == (151643, 151669)
+    qwen.check_against_library((SHARED / "tokenizer" / "tokenizer.json").read_bytes())
 
 
 def test_oracle_of_the_stripped_file_gives_what_the_library_makes_of_the_whole_one(encoder, request):
