@@ -150,12 +150,16 @@ class Pool:
             self._server.start()
             theirs.close()
 
-    def load_tokenizer(self, root: RunRoot, most: int) -> None:
-        """Have the fork server load a run root's tokenizer while workers, `most` of them at most, do other things.
+    def load_tokenizer(self, root: RunRoot, before: int = 0) -> None:
+        """Have the fork server load a run root's tokenizer, for those workers that are new after that.
 
-        Those that are new after that will have it; `renew` sees to it that all are.
+        Args:
+            root: the run root.
+            before: workers that are to be there before, at the most, so as to do other things meanwhile; `renew`
+                replaces them.
         """
-        while len(self._idle) + len(self._busy) < min(self._workers, most):
+        self.start()
+        while len(self._idle) + len(self._busy) < min(self._workers, before):
             self._idle.append(self._fork())
         with contextlib.suppress(OSError):
             self._wishes.send(("load", root))
