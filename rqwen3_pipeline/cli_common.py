@@ -63,9 +63,23 @@ def settings_of(ctx: click.Context, **more: Any) -> Any:
         problem = error.errors()[0]
         name = "_".join(str(part) for part in problem["loc"]).upper()
         raise ConfigError(f"RQWEN3_{name} = {problem['input']!r}: {problem['msg']}") from error
+    if more.get("tokenizer") is not None:
+        _require_pinning(settings, more["tokenizer"])
     os.environ["RQWEN3_PROFILE"] = str(settings.config_path)
     os.environ["RQWEN3_HOME"] = str(settings.root.path)
     for key, value in (("WORKERS", settings.workers), ("SOURCES", settings.sources), ("TOKENIZER", settings.tokenizer)):
         if value is not None:
             os.environ[f"RQWEN3_{key}"] = str(value)
     return settings
+
+
+def _require_pinning(settings: Any, tokenizer: Path) -> None:
+    """Refuse a tokenizer.json that would not be used."""
+    from model.errors import ConfigError
+    from rqwen3_pipeline.corpus.sources import corpus_config
+
+    if corpus_config(settings.run_config).tokenizer.kind != "pinned":
+        raise ConfigError(
+            f"--tokenizer {tokenizer}: the profile {settings.run_config.name} trains a tokenizer of its own and would "
+            'not use this one. Leave it out, or take a profile with data.tokenizer.kind = "pinned".'
+        )

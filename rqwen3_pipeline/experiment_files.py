@@ -66,6 +66,28 @@ def saved_step(folder: Path) -> int | None:
     return max(steps, default=None)
 
 
+def trained_on(folder: Path) -> str | None:
+    """SHA-256 of the manifest that the newest whole checkpoint was trained on; None where none says."""
+    final = final_checkpoint(folder)
+    for checkpoint in (*([final] if final else []), *reversed(checkpoints(folder))):
+        stated = (checkpoint.sidecar or {}).get("data_fingerprint") if checkpoint.whole else None
+        if isinstance(stated, str):
+            return stated
+    return None
+
+
+def other_manifest(folder: Path, manifest_sha256: str | None) -> str | None:
+    """A sentence where an experiment was trained on another manifest than the one that is there; else None."""
+    seen = trained_on(folder)
+    if seen is None or manifest_sha256 is None or seen == manifest_sha256:
+        return None
+    return (
+        f"experiment {folder.name} was trained on the manifest {seen[:12]}, and the one that is there is "
+        f"{manifest_sha256[:12]}: the corpus was made anew since, from other files or by other rules. Make it again "
+        "as it was, or train on this one in a run root of its own: set RQWEN3_HOME or --home to another folder."
+    )
+
+
 def _checkpoint(path: Path) -> CheckpointFile:
     sidecar = _table(path.with_suffix(".json"))
     match = _STEP.fullmatch(path.name)

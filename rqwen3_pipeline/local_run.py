@@ -15,11 +15,12 @@ from typing import Any
 import dagster as dg
 
 from model.errors import RQwen3Error
-from model.files import hold_lock, require_free_bytes
+from model.files import hold_lock, require_free_bytes, sha256_file
 from rqwen3_pipeline import results, training
 from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.experiment_files import other_manifest
 from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_local_instance, owner
 from rqwen3_pipeline.preflight import preflight_problem
 from rqwen3_pipeline.settings import Settings
@@ -167,6 +168,8 @@ def _corpus(run: LocalRun) -> None:
 
 def _training(run: LocalRun) -> None:
     folder = run.here.root.experiment(run.here.run.name)
+    if (problem := other_manifest(folder, sha256_file(run.here.root.manifest))) is not None:
+        raise StageFailedError(problem)
     if not training.finished(run.here.root, run.here.run.name):
         run.stage(
             "preflight",

@@ -19,7 +19,7 @@ from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig, corpus_config
 from rqwen3_pipeline.corpus.stamps import read_stamp, tokens_stamp_path
 from rqwen3_pipeline.evidence.curves import effective
 from rqwen3_pipeline.evidence.readings import jsonable
-from rqwen3_pipeline.experiment_files import checkpoints, final_checkpoint, lock_holder, saved_step
+from rqwen3_pipeline.experiment_files import checkpoints, final_checkpoint, lock_holder, other_manifest, saved_step
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.status_text import render
 
@@ -60,7 +60,7 @@ def status(root: RunRoot, run: RunConfig) -> dict[str, Any]:
         "evidence": _present(root, "evidence", "index.html"),
         "disk_free_bytes": _free_bytes(root.path),
     }
-    found["next"] = _next(found, run)
+    found["next"] = _next(found, run, commands(run, root.path).run)
     return jsonable(found)
 
 
@@ -139,6 +139,7 @@ def _experiment(root: RunRoot, name: str, run: RunConfig) -> dict[str, Any]:
         ],
         "finished": final is not None and final.whole,
         "lock": lock_holder(folder),
+        "other_manifest": other_manifest(folder, sha256_file(root.manifest) if root.manifest.is_file() else None),
     }
 
 
@@ -155,10 +156,10 @@ def _free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _next(found: dict[str, Any], run: RunConfig) -> dict[str, str | None]:
+def _next(found: dict[str, Any], run: RunConfig, command: str) -> dict[str, str | None]:
     """The next command to type, and why; no command when all is done or somebody is at it."""
     experiment = found["experiments"][run.name]
-    holder, command = experiment["lock"], commands(run).run
+    holder = experiment["lock"]
     missing = sum(len(row["missing"]) for rows in found["stages"].values() for row in rows.values())
     problems = [row["problem"] for rows in found["stages"].values() for row in rows.values() if "problem" in row]
     if found["lock"]["problem"]:
@@ -173,6 +174,8 @@ def _next(found: dict[str, Any], run: RunConfig) -> dict[str, str | None]:
         return {"command": command, "why": "the corpus lacks its manifest"}
     if holder is not None and holder["alive"]:
         return {"command": None, "why": f"submission {holder.get('submission')} is training (process {holder['pid']})"}
+    if experiment["other_manifest"]:
+        return {"command": None, "why": experiment["other_manifest"]}
     if not experiment["finished"]:
         held = f" The lock names {holder.get('host')}; look there first whether it still trains." if holder else ""
         why = f"the training stands at step {experiment['steps_saved']:,} of {run.training.max_steps:,}."

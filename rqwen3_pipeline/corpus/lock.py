@@ -86,7 +86,8 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
 
     Raises:
         SourceError: a source is missing or there twice, two files would get one name, or a file is no
-            whole parquet file or lacks a column; the message names the file.
+            whole parquet file or lacks a column; the message names the file. Or an experiment has been trained
+            on other files.
     """
     folder = folder.resolve()
     if not folder.is_dir():
@@ -99,17 +100,39 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
         "seed": config.lock_seed,
         "sources": {name: {"files": [asdict(file) for file in files]} for name, files in sources.items()},
     }
+    _require_untrained(root, content)  # before the folder is noted
     _write_if_changed(origin_path(root), {"folder": str(folder)})
     return save_lock(root, content)
 
 
 def save_lock(root: RunRoot, content: dict[str, Any]) -> Lock:
-    """Write `sources.lock.json` if it says something new, and drop what was made of files locked no more."""
+    """Write `sources.lock.json` if it says something new, and drop what was made of files locked no more.
+
+    Raises:
+        SourceError: files are no longer locked that an experiment of this run root has been trained on.
+    """
     sweep(root.lock)
+    _require_untrained(root, content)
     if _write_if_changed(root.lock, content):
         for name, entry in content["sources"].items():
             _remove_unlocked(root, name, {file["key"] for file in entry["files"]})
     return read_lock(root)
+
+
+def _require_untrained(root: RunRoot, content: dict[str, Any]) -> None:
+    """Check that no training hangs on files that would be locked no more."""
+    trained = sorted({path.parents[1].name for path in root.path.glob("experiments/*/checkpoints/*.pt")})
+    if not trained or not root.lock.exists():
+        return
+    hashes = {file["sha256"] for entry in content["sources"].values() for file in entry["files"]}
+    gone = [file.path for files in read_lock(root).sources.values() for file in files if file.sha256 not in hashes]
+    if gone:
+        raise SourceError(
+            f"{root.lock}: {len(gone):,} locked files ({gone[0]} first) are not among these sources, and the "
+            f"experiment {trained[0]} has been trained on them. Another corpus goes into a run root of its own: "
+            f"set RQWEN3_HOME or --home to another folder. If the training is not wanted any more, first remove "
+            f"{root.path / 'experiments'}"
+        )
 
 
 def read_lock(root: RunRoot) -> Lock:

@@ -86,11 +86,16 @@ def pin_tokenizer(root: RunRoot, config: CorpusConfig, file: Path | None, rebuil
     """
     expected, settings = config.tokenizer.pinned_sha256, config.settings_for("tokenizer")
     inputs = {"tokenizer.json as pinned": expected}
+    if file is not None and file.is_file():  # though one may be here already: what is named is what is meant
+        _check_pinned(file, expected)
     stamp = current(root, stamp_path(root.tokenizer), settings, inputs, rebuild)
     if stamp is not None:
         return stamp.report
-    if file is None:
-        file = fetch_tokenizer()
+    return _install(root, config, _check_pinned(file or fetch_tokenizer(), expected), settings, inputs, {})
+
+
+def _check_pinned(file: Path, expected: str) -> bytes:
+    """The bytes of a tokenizer.json, if they are those that are pinned."""
     if not file.is_file():
         raise SourceError(
             f"{file}: no such file; this profile pins a tokenizer.json with SHA-256 {expected[:12]}…. "
@@ -101,7 +106,7 @@ def pin_tokenizer(root: RunRoot, config: CorpusConfig, file: Path | None, rebuil
         raise SourceError(
             f"{file}: SHA-256 is {seen}, data.tokenizer.sha256 pins {expected}. Use the pinned file, or pin this one."
         )
-    return _install(root, config, data, settings, inputs, {})
+    return data
 
 
 def _install(

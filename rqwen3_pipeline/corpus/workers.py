@@ -18,6 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
@@ -38,6 +39,7 @@ def _serve_forks(connection: Connection) -> None:
     os.environ["RAYON_NUM_THREADS"] = "1"  # one core a worker: the pool of workers is the parallelism
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what is to become of it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with contextlib.suppress(EOFError, OSError):
         while (message := connection.recv()) is not None:
             wish, about = message
@@ -147,7 +149,12 @@ class Pool:
         if self._server is None or not self._server.is_alive():
             self._wishes, theirs = self._context.Pipe()
             self._server = self._context.Process(target=_serve_forks, args=(theirs,), daemon=True)
-            self._server.start()
+            resource_tracker.ensure_running()  # which would unblock the signal
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it has a handler of its own
+            try:
+                self._server.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
     def load_tokenizer(self, root: RunRoot, before: int = 0) -> None:

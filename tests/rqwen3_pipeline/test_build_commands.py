@@ -1,10 +1,14 @@
 """`rqwen3 corpus build | stitch | verify | card`: files side by side, and what is said when it does not work out."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 
+import psutil
 import pytest
 
 from model.files import read_json
@@ -54,6 +58,27 @@ def test_build_shows_progress_and_ends_with_the_manifest(site):
         assert f"{stage}: {total}" in done.stderr
     assert done.stdout.endswith(f"{site.home / 'manifest.json'}\n")
     assert re.search(r"[\d,]+ tokens for training of [\d,]+, in \d+ shards", done.stdout)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.25, 0.5])
+def test_build_interrupted_while_workers_start_says_so_in_one_sentence(site, after_s):
+    command = site.command("corpus", "build", "--workers", "2")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as child:
+        while child.poll() is None and not psutil.Process(child.pid).children():
+            time.sleep(0.01)
+        time.sleep(after_s)
+        os.killpg(child.pid, signal.SIGINT)
+        said = child.communicate(timeout=60)[0]
+    assert "Traceback" not in said
+    assert child.returncode == 130, said
+    assert "stopped. The same command goes on from here." in said
+
+
+def test_build_with_a_tokenizer_that_it_would_not_use_is_refused(site, tmp_path):
+    done = rqwen3(site, "corpus", "build", "--tokenizer", str(tmp_path / "any.json"))
+    assert done.returncode != 0
+    assert "trains a tokenizer of its own and would not use this one" in done.stderr
 
 
 def test_builds_of_different_files_side_by_side_and_stitch_equal_one_build(site, whole):

@@ -27,7 +27,7 @@ def look(sample):
 
 def test_status_of_an_empty_root_names_the_first_command_and_makes_nothing(empty_run):
     found, text = look(empty_run)
-    assert found["next"]["command"] == "rqwen3 --profile FILE.toml run"
+    assert found["next"]["command"] == f"rqwen3 --home {empty_run.root.path} --profile FILE.toml run"
     assert found["stages"] == {}
     assert "not locked yet" in text
     assert "not begun" in text
@@ -54,7 +54,7 @@ def test_status_of_a_built_corpus_counts_like_its_manifest(corpus_run):
     assert found["manifest"]["sha256"] == sha256_file(corpus_run.root.manifest)
     assert found["manifest"]["tokens_used"] == sum(shard["tokens_used"] for shard in manifest["shards"])
     assert found["next"] == {
-        "command": "rqwen3 --profile FILE.toml run",
+        "command": f"rqwen3 --home {corpus_run.root.path} --profile FILE.toml run",
         "why": "the training stands at step 0 of 200.",
     }
 
@@ -64,7 +64,7 @@ def test_status_after_a_piece_was_lost_names_it(corpus_run):
     found, text = look(corpus_run)
     assert found["stages"]["filtered"]["pes2o"]["missing"] == ["00000"]
     assert "pieces of the corpus are not made yet" in found["next"]["why"]
-    assert "next: rqwen3 --profile FILE.toml run" in text
+    assert f"next: rqwen3 --home {corpus_run.root.path} --profile FILE.toml run" in text
 
 
 def test_status_without_a_manifest_says_so(corpus_run):
@@ -95,14 +95,14 @@ def test_status_of_a_killed_training_shows_saved_and_logged_steps(corpus_run):
     ("host", "command", "says"),
     [
         (socket.gethostname(), None, "submission 2 is training"),
-        ("elsewhere", "rqwen3 --profile FILE.toml run", "The lock names elsewhere"),
+        ("elsewhere", "rqwen3 --home {home} --profile FILE.toml run", "The lock names elsewhere"),
     ],
 )
 def test_status_with_the_lock_held_tells_whether_somebody_trains(corpus_run, host, command, says):
     corpus_run.begin()
     write_json(corpus_run.folder / "LOCK", {"host": host, "pid": os.getpid(), "submission": 2})
     found, text = look(corpus_run)
-    assert found["next"]["command"] == command
+    assert found["next"]["command"] == (command and command.format(home=corpus_run.root.path))
     assert says in found["next"]["why"]
     assert ("alive" in text) == (command is None) or "can't be told" in text
 
@@ -123,6 +123,16 @@ def test_status_goes_through_export_evaluation_and_report_to_the_end(finished_ru
     assert found["exports"] == {"small": "exports/small/config.json"}
     assert "200 of 200 steps saved" in text
     assert "80, 120, 160, 200, final" in text
+
+
+def test_status_of_an_experiment_that_was_trained_on_another_manifest_is_never_all_is_done(finished_run):
+    write_report(finished_run.root, finished_run.run)
+    assert look(finished_run)[0]["next"]["why"].startswith("all is done")
+    manifest = finished_run.root.manifest
+    manifest.write_text(manifest.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    found, _ = look(finished_run)
+    assert "was trained on the manifest" in found["next"]["why"]
+    assert found["next"]["command"] is None
 
 
 def test_status_with_damaged_files_comes_out(finished_run):

@@ -71,6 +71,20 @@ def test_run_again_does_nothing(finished):
     assert hashes(finished.home) == before
 
 
+def test_run_with_other_sources_after_the_training_is_refused_and_replaces_nothing(finished, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(finished.sources, other)
+    rows = pq.read_table(other / "pes2o.parquet")
+    pq.write_table(rows.slice(1), other / "pes2o.parquet")
+    names = ("manifest.json", "sources.lock.json", "raw/origin.json")
+    before = [(finished.home / name).read_bytes() for name in names]
+    done = finished.rqwen3("run", "--sources", str(other))
+    assert done.returncode != 0
+    assert "has been trained on them. Another corpus goes into a run root of its own" in done.stderr
+    assert [(finished.home / name).read_bytes() for name in names] == before
+    assert "already done" in finished.run().stdout
+
+
 def test_every_asset_and_partition_is_materialized_in_dagster(finished):
     with dg.DagsterInstance.from_config(str(finished.home / "dagster")) as instance:
         for source in SOURCES:

@@ -168,6 +168,24 @@ def test_relock_with_fewer_files_removes_what_was_made_of_the_others(root, confi
     ]
 
 
+def test_relock_without_files_that_an_experiment_was_trained_on_is_refused(root, config, folder, tmp_path):
+    for name in ("fewer", "more"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "fewer" / "fineweb-edu" / "a.parquet").unlink()
+    shutil.copy(folder / "fineweb-edu" / "a.parquet", tmp_path / "more" / "fineweb-edu" / "z.parquet")
+    lock_folder(root, config, folder)
+    checkpoint = root.experiment("one") / "checkpoints" / "step_5.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    before = root.lock.read_bytes()
+    with pytest.raises(SourceError, match=r"1 locked files \(fineweb-edu/a.parquet first\).* one has been trained on"):
+        lock_folder(root, config, tmp_path / "fewer")
+    assert root.lock.read_bytes() == before
+    lock_folder(root, config, tmp_path / "more")  # what was read is still there
+    checkpoint.unlink()
+    lock_folder(root, config, tmp_path / "fewer")
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 40)), unique=True), st.integers(0, 9), st.randoms())
 def test_seeded_order_goes_round_the_folders(places, seed, random):
     paths = [f"{name}/{number}.parquet" for name, number in places]
