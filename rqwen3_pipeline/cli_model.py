@@ -1,6 +1,5 @@
 """What is done with a model: `rqwen3 export`, `eval`, `generate`, `trace`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +95,7 @@ def evaluate(
 @click.option("--seed", default=0, show_default=True)
 @click.pass_context
 def generate(ctx: click.Context, prompt: str, weights: Path | None, **sampling: float) -> None:
-    """Continue a prompt with the run's final model, or with published weights."""
-    import subprocess
+    """Continue a prompt with the run's final model (or its newest checkpoint), or with published weights."""
+    from rqwen3_pipeline.result_commands import continue_prompt
 
-    command = [sys.executable, "-m", "model.generate", "--prompt", prompt]
-    for key, value in sampling.items():
-        command += [f"--{key.replace('_', '-')}", str(value)]
-    if weights is not None:
-        command += ["--weights", str(weights)]
-    else:
-        settings = settings_of(ctx)
-        folder = settings.root.experiment(settings.run_config.name)
-        command += ["--checkpoint", str(folder / "checkpoints" / "final.pt")]
-        command += ["--config", str(folder / "config.toml"), "--tokenizer", str(settings.root.tokenizer)]
-    ctx.exit(subprocess.run(command, check=False).returncode)
+    ctx.exit(continue_prompt(None if weights else settings_of(ctx), weights, prompt, sampling))

@@ -82,6 +82,20 @@ def run_program(
     return code
 
 
+def run_here(module: str, arguments: Sequence[str | Path]) -> int:
+    """Run `python -m module arguments…` with its output where this process' is, and return its exit code.
+
+    In a session of its own: Ctrl-C reaches this process alone, which ends the program and says so.
+    """
+    child = subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], start_new_session=True)
+    try:
+        return child.wait()
+    except BaseException:
+        child.terminate()
+        _await(child)
+        raise
+
+
 def failure_code(error: BaseException) -> int:
     """A program's exit code, or the one with which the trainer would have told of such an error; else 1."""
     code = getattr(error, "code", None)

@@ -4,14 +4,13 @@ Each runs a program of `model` with its output on the terminal; here it is found
 folder and data are meant.
 """
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from model.benchmarks import GROUPS, members
 from model.errors import CheckpointError
 from rqwen3_pipeline.experiment_files import checkpoints
+from rqwen3_pipeline.programs import run_here
 from rqwen3_pipeline.results import evaluation_config, keep_expectations
 from rqwen3_pipeline.settings import Settings
 
@@ -43,13 +42,13 @@ def export_checkpoint(
         *(("--gguf", gguf) if gguf else ()),
         *(("--force",) if force else ()),
     ]
-    return _run("model.huggingface", arguments)
+    return run_here("model.huggingface", arguments)
 
 
 def prefetch(settings: Settings, named: Sequence[str], data: Path | None) -> int:
     """Bring the benchmarks into the data folder, for nodes without a network; returns the exit code."""
     tasks = ",".join(_tasks(settings, named))
-    return _run("model.benchmark_data", ["--data", data or settings.root.benchmarks, "--tasks", tasks])
+    return run_here("model.benchmark_data", ["--data", data or settings.root.benchmarks, "--tasks", tasks])
 
 
 def score(
@@ -82,7 +81,33 @@ def score(
     for name, value in options.items():
         if value is not None:
             arguments += [f"--{name}", str(value)]
-    return _run("model.score_benchmarks", arguments)
+    return run_here("model.score_benchmarks", arguments)
+
+
+def continue_prompt(settings: Settings | None, weights: Path | None, prompt: str, sampling: dict[str, float]) -> int:
+    """Continue a prompt; returns the program's exit code.
+
+    Args:
+        settings: the settings in force; needed where no weights are named.
+        weights: a published folder; None takes the run's final model, or its newest checkpoint.
+        prompt: the text.
+        sampling: the program's options by name.
+
+    Raises:
+        CheckpointError: there is no such folder, or the run has no checkpoint.
+    """
+    arguments: list[str | Path] = ["--prompt", prompt]
+    for name, value in sampling.items():
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
+    if weights is not None:
+        if not weights.is_dir():
+            raise CheckpointError(f"{weights}: no such folder. Name one that holds published weights, or leave it out.")
+        arguments += ["--weights", weights]
+    elif settings is not None:
+        chosen = _newest(settings)
+        arguments += ["--checkpoint", chosen, "--config", _config_beside(settings, chosen)]
+        arguments += ["--tokenizer", settings.root.tokenizer]
+    return run_here("model.generate", arguments)
 
 
 def _out(settings: Settings, checkpoint: Path) -> Path:
@@ -115,7 +140,3 @@ def _config_beside(settings: Settings, checkpoint: Path) -> Path:
     """The configuration that a checkpoint was trained with; the profile's where none lies beside it."""
     beside = checkpoint.resolve().parent.parent / "config.toml"
     return beside if beside.is_file() else settings.config_path
-
-
-def _run(module: str, arguments: Sequence[str | Path]) -> int:
-    return subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=False).returncode

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from model.errors import EnvironmentProblem
-from model.files import sha256_bytes
+from model.files import hold_lock, sha256_bytes
 from rqwen3_pipeline.instance import fail_orphans, open_instance
 from rqwen3_pipeline.settings import RunRoot, Settings, shipped
 
@@ -33,12 +33,19 @@ def serve(settings: Settings, port: int | None) -> int:
 
     Raises:
         EnvironmentProblem: the port is taken, or the run root's file system is unfit.
+        LockHeldError: another one serves this run root from this host; a second daemon would be one too many.
     """
     root = settings.root
     private = settings.launcher == "slurm" and port is None
     port = port or DEFAULT_PORT
     if not private:
         require_free_port(port)
+    with hold_lock(root.dagster_home / ".up.lock", "rqwen3 up", f"the UI and the daemon of {root.path}"):
+        return _serve(settings, port, private)
+
+
+def _serve(settings: Settings, port: int, private: bool) -> int:
+    root = settings.root
     fail_orphans(open_instance(root))
     environment = {
         **os.environ,

@@ -258,4 +258,4 @@ class Pool:
 
 def _how(code: int | None) -> str:
     """In words, how a process ended."""
-    return "something unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    return "an unknown cause" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"

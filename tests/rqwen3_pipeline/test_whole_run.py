@@ -3,10 +3,13 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import dagster as dg
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -241,6 +244,31 @@ def test_disk_too_full_is_refused_before_anything_is_written(fresh, monkeypatch)
     with pytest.raises(DiskSpaceError, match="RQWEN3_HOME"):
         run_all(Settings(profile=str(fresh.profile), home=fresh.home, sources=fresh.sources))
     assert not fresh.home.exists()
+
+
+def test_second_ui_on_one_run_root_is_refused_with_the_holder(fresh):
+    with hold_lock(fresh.home / "dagster" / ".up.lock", "rqwen3 up"):
+        refused = fresh.rqwen3("up", "--port", "39517")
+    assert refused.returncode == 73
+    assert "in use by rqwen3 up (host" in refused.stderr
+
+
+def test_generate_without_a_model_or_a_folder_says_what_is_missing(fresh, tmp_path):
+    assert "has no checkpoint yet. Train: rqwen3 run" in one_sentence(fresh.rqwen3("generate", "--prompt", "a"))
+    nothing = fresh.rqwen3("generate", "--prompt", "a", "--weights", str(tmp_path / "nothing"))
+    assert "no such folder" in one_sentence(nothing)
+
+
+def test_generate_interrupted_while_it_loads_says_so_in_one_sentence(finished):
+    command = finished.command("generate", "--prompt", "a")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as child:
+        while child.poll() is None and not psutil.Process(child.pid).children():
+            time.sleep(0.01)
+        os.killpg(child.pid, signal.SIGINT)
+        said = child.communicate(timeout=60)[0]
+    assert said == "rqwen3: stopped. The same command goes on from here.\n"
+    assert child.returncode == 130
 
 
 def test_port_taken_is_refused_with_the_way_out(fresh):
