@@ -322,6 +322,4 @@ def require_whole(built: Built) -> None:
         lines = [f"{o.stage} {o.source}/{o.key}: {o.error}" for o in failed[:MOST_NAMED]]
         lines += [f"and {len(failed) - MOST_NAMED} more"] if len(failed) > MOST_NAMED else []
         listed, count = "\n  ".join(lines), "1 piece" if len(failed) == 1 else f"{len(failed)} pieces"
-        raise CorpusError(
-            f"{count} of the corpus failed; the others are made and will not be made again:\n  {listed}"
-        )
+        raise CorpusError(f"{count} of the corpus failed; the others are made and will not be made again:\n  {listed}")
