@@ -17,6 +17,8 @@ from rqwen3_pipeline.instance import fail_orphans, open_instance
 from rqwen3_pipeline.settings import RunRoot, Settings, shipped
 
 LOOPBACK, DEFAULT_PORT = "127.0.0.1", 3000
+FIRST_PAGE = "/asset-groups"
+"""The assets and what they are made from; the UI's own first page is a timeline that lacks the command line's runs."""
 STOP_S = 20.0
 
 
@@ -63,7 +65,7 @@ def _serve(settings: Settings, port: int, private: bool) -> int:
     try:
         for name, arguments in (("webserver", web), ("daemon", daemon)):
             children.append(_start(arguments, environment, root.dagster_home / f"{name}.log"))
-        where = _socket_words(private_socket(root)) if private else f"http://{LOOPBACK}:{port}"
+        where = _socket_words(private_socket(root)) if private else f"http://{LOOPBACK}:{port}{FIRST_PAGE}"
         print(f"The UI of {root.path}: {where}  (Ctrl-C stops it; logs in {root.dagster_home})", flush=True)
         if settings.launcher == "slurm" and not private:
             print(
@@ -95,7 +97,7 @@ def _socket_words(listen: Path) -> str:
     host = socket.gethostname()
     return (
         f"{listen}\n  On your own machine:  ssh -N -L {DEFAULT_PORT}:{listen} {getpass.getuser()}@{host}\n"
-        f"  then open http://{LOOPBACK}:{DEFAULT_PORT} there"
+        f"  then open http://{LOOPBACK}:{DEFAULT_PORT}{FIRST_PAGE} there"
     )
 
 
