@@ -37,7 +37,7 @@ def programs(monkeypatch):
         return 0
 
     monkeypatch.setattr(results, "run_program", note)
-    monkeypatch.setattr(result_commands, "_run", note)
+    monkeypatch.setattr(result_commands, "run_here", note)
     return seen
 
 

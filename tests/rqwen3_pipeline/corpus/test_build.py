@@ -141,7 +141,7 @@ def test_build_with_a_bad_file_does_the_others_and_names_it(root, config, traini
     path.write_bytes(bytes(data))
     heard = []
     with pytest.raises(
-        CorpusError, match=r"(?s)1 pieces .*filtered fineweb_edu/\d+: .*fineweb-edu__b\.parquet: damaged"
+        CorpusError, match=r"(?s)1 piece of .*filtered fineweb_edu/\d+: .*fineweb-edu__b\.parquet: damaged"
     ):
         build_corpus(root, config, training, tmp_path / "bad", progress=heard.append)
     done = {(o.stage, o.source) for o in heard if not o.error}
