@@ -11,7 +11,7 @@ On a real corpus of Debian documentation and installed packages in our sources' 
 Shares compare with `alone` from a cold start, the loading of the vocabulary on both sides; what they
 are against its encoding alone is printed beside. Medians over the rounds; the last line is one JSON
 object. Some twenty minutes on two quiet cores for 900 MB and three rounds, and 9 GB of disk; the first
-call also downloads some 500 MB of packages and takes four minutes to make the corpus.
+call also downloads some 600 MB of packages and takes six minutes to make the corpus.
 """
 
 import argparse

@@ -98,4 +98,4 @@ def generate(ctx: click.Context, prompt: str, weights: Path | None, **sampling: 
     """Continue a prompt with the run's final model (or its newest checkpoint), or with published weights."""
     from rqwen3_pipeline.result_commands import continue_prompt
 
-    ctx.exit(continue_prompt(None if weights else settings_of(ctx), weights, prompt, sampling))
+    ctx.exit(continue_prompt(settings_of(ctx), weights, prompt, sampling))

@@ -84,11 +84,11 @@ def score(
     return run_here("model.score_benchmarks", arguments)
 
 
-def continue_prompt(settings: Settings | None, weights: Path | None, prompt: str, sampling: dict[str, float]) -> int:
+def continue_prompt(settings: Settings, weights: Path | None, prompt: str, sampling: dict[str, float]) -> int:
     """Continue a prompt; returns the program's exit code.
 
     Args:
-        settings: the settings in force; needed where no weights are named.
+        settings: the settings in force.
         weights: a published folder; None takes the run's final model, or its newest checkpoint.
         prompt: the text.
         sampling: the program's options by name.
@@ -103,7 +103,7 @@ def continue_prompt(settings: Settings | None, weights: Path | None, prompt: str
         if not weights.is_dir():
             raise CheckpointError(f"{weights}: no such folder. Name one that holds published weights, or leave it out.")
         arguments += ["--weights", weights]
-    elif settings is not None:
+    else:
         chosen = _newest(settings)
         arguments += ["--checkpoint", chosen, "--config", _config_beside(settings, chosen)]
         arguments += ["--tokenizer", settings.root.tokenizer]

@@ -43,6 +43,7 @@ def status(root: RunRoot, run: RunConfig) -> dict[str, Any]:
     lock, problem = _lock(root)
     stages = {stage: _stage(stage, root, config, lock) for stage in PIECE_STAGES} if lock else {}
     names = sorted({run.name, *(path.name for path in root.path.glob("experiments/*") if path.is_dir())})
+    manifest = _manifest(root)
     found: dict[str, Any] = {
         "home": str(root.path),
         "experiment": run.name,
@@ -53,8 +54,8 @@ def status(root: RunRoot, run: RunConfig) -> dict[str, Any]:
         },
         "stages": stages,
         "sources": {source: _tokens(root, lock, source) for source in config.sources} if lock else {},
-        "manifest": _manifest(root),
-        "experiments": {name: _experiment(root, name, run) for name in names},
+        "manifest": manifest,
+        "experiments": {name: _experiment(root, name, run, manifest.get("sha256")) for name in names},
         "exports": _present(root, "exports", "config.json"),
         "evaluations": _present(root, "evaluations", "scores.json"),
         "evidence": _present(root, "evidence", "index.html"),
@@ -119,7 +120,7 @@ def _manifest(root: RunRoot) -> dict[str, Any]:
         return {"present": True, "problem": f"{type(error).__name__}: {error}"}
 
 
-def _experiment(root: RunRoot, name: str, run: RunConfig) -> dict[str, Any]:
+def _experiment(root: RunRoot, name: str, run: RunConfig, manifest_sha256: str | None) -> dict[str, Any]:
     folder = root.path / "experiments" / name
     points = effective(read_jsonl(folder / "metrics.jsonl"), "train").points
     last = points[-1] if points else {}
@@ -139,7 +140,7 @@ def _experiment(root: RunRoot, name: str, run: RunConfig) -> dict[str, Any]:
         ],
         "finished": final is not None and final.whole,
         "lock": lock_holder(folder),
-        "other_manifest": other_manifest(folder, sha256_file(root.manifest) if root.manifest.is_file() else None),
+        "other_manifest": other_manifest(folder, manifest_sha256),
     }
 
 

@@ -93,14 +93,7 @@ def run_stage(
         raise ValueError(f"{stage!r} is no stage of pieces; those are {', '.join(STAGES[:-1])}")
     with Pool(workers) as pool:
         task = Task(stage=stage, root=root.path, config=config, lock=lock, rebuild=rebuild)
-        if stage == "tokens" and workers > 1 and _untokenized(root, config, lock, items) > 1:
-            pool.load_tokenizer(root)
         return _run(task, items, pool if workers > 1 else None, progress)
-
-
-def _untokenized(root: RunRoot, config: CorpusConfig, lock: Lock, items: Sequence[Item]) -> int:
-    """How many files are to be tokenized; several workers then share one tokenizer."""
-    return sum(not is_current("tokens", root, config, lock, item) for item in items)
 
 
 def _run(
@@ -119,6 +112,9 @@ def _run(
     if task.stage == "raw":
         require_space(root, task.lock, missing)
     parallel = set(missing if pool and len(missing) > 1 else [])
+    if pool is not None and parallel and task.stage == "tokens":
+        pool.load_tokenizer(root)  # nothing to do where it has begun to do so before
+        pool.renew()
     with (claimed_in_turn if task.stage == "survivors" else claimed)(root, task.stage, missing):
         for item in items:
             if item not in parallel:
@@ -242,8 +238,6 @@ class _Build:
             if waits_for := self._wait("filtered", items_of("filtered", self.config, self.lock)):
                 return waits_for
             self.tokenizer(items)
-        if self.pool is not None:
-            self.pool.renew()
         self.do("tokens", self._sound(items))
         return ()
 
@@ -251,9 +245,9 @@ class _Build:
         """Pin or train the tokenizer, unless it is there, and have it loaded for those who tokenize the files."""
         with claimed_in_turn(self.root, "tokenizer", [TOKENIZER]):
             make_tokenizer(self.root, self.config, self.lock, self.options.tokenizer_file, self.options.rebuild)
-        files = _untokenized(self.root, self.config, self.lock, items)
-        if self.pool is not None and files > 1:
-            self.pool.load_tokenizer(self.root, before=files)
+        missing = [item for item in items if not is_current("tokens", self.root, self.config, self.lock, item)]
+        if self.pool is not None and len(missing) > 1:
+            self.pool.load_tokenizer(self.root, before=len(missing))
 
     def _wait(self, stage: str, items: Sequence[Item]) -> tuple[Item, ...]:
         """Wait until pieces are current, as long as others are at work; returns those that are not."""

@@ -100,12 +100,10 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
         "seed": config.lock_seed,
         "sources": {name: {"files": [asdict(file) for file in files]} for name, files in sources.items()},
     }
-    _require_untrained(root, content)  # before the folder is noted
-    _write_if_changed(origin_path(root), {"folder": str(folder)})
-    return save_lock(root, content)
+    return save_lock(root, content, folder)
 
 
-def save_lock(root: RunRoot, content: dict[str, Any]) -> Lock:
+def save_lock(root: RunRoot, content: dict[str, Any], folder: Path | None = None) -> Lock:
     """Write `sources.lock.json` if it says something new, and drop what was made of files locked no more.
 
     Raises:
@@ -113,6 +111,8 @@ def save_lock(root: RunRoot, content: dict[str, Any]) -> Lock:
     """
     sweep(root.lock)
     _require_untrained(root, content)
+    if folder is not None:
+        _write_if_changed(origin_path(root), {"folder": str(folder)})
     if _write_if_changed(root.lock, content):
         for name, entry in content["sources"].items():
             _remove_unlocked(root, name, {file["key"] for file in entry["files"]})

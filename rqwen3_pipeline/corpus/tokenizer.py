@@ -86,10 +86,10 @@ def pin_tokenizer(root: RunRoot, config: CorpusConfig, file: Path | None, rebuil
     """
     expected, settings = config.tokenizer.pinned_sha256, config.settings_for("tokenizer")
     inputs = {"tokenizer.json as pinned": expected}
-    if file is not None and file.is_file():  # though one may be here already: what is named is what is meant
-        _check_pinned(file, expected)
     stamp = current(root, stamp_path(root.tokenizer), settings, inputs, rebuild)
     if stamp is not None:
+        if file is not None and file.is_file():  # one is here already, but what is named is what is meant
+            _check_pinned(file, expected)
         return stamp.report
     return _install(root, config, _check_pinned(file or fetch_tokenizer(), expected), settings, inputs, {})
 

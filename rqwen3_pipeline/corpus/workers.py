@@ -75,7 +75,7 @@ def _fork(connection: Connection, handle: int, interrupted: Any) -> None:
         code = 0
     except EOFError:  # the parent is gone
         pass
-    except Exception:
+    except Exception:  # told here, and to the parent by the exit code
         traceback.print_exc()
     finally:
         os._exit(code)
