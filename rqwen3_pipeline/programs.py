@@ -87,8 +87,15 @@ def run_here(module: str, arguments: Sequence[str | Path]) -> int:
 
     In a session of its own: Ctrl-C reaches this process alone, which ends the program and says so.
     """
-    child = subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], start_new_session=True)
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))  # until there is a child to end
     try:
+        child = subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        if arrived and callable(before):
+            before(signal.SIGINT, None)
         return child.wait()
     except BaseException:
         child.terminate()
