@@ -21,7 +21,7 @@ from model import checkpoint, metrics, phases
 from model.bits_per_byte import HeldoutStream, heldout_scores
 from model.config import RunConfig
 from model.errors import OutOfMemory, RQwen3Error, TrainingError
-from model.files import append_jsonl, read_jsonl
+from model.files import append_jsonl, read_jsonl, sweep_dead, temporary_path
 from model.ledger import failure_reason
 from model.memory import GIB, plan_memory
 from model.session import TrainSession
@@ -178,7 +178,9 @@ def _scratch_save(run_dir: Path, session: TrainSession) -> tuple[float, int]:
     folder = run_dir
     while not folder.exists():
         folder = folder.parent
-    scratch = folder / f".dry-run.{run_dir.name}.{time.time_ns()}.tmp"
+    name = folder / f"dry-run.{run_dir.name}"
+    sweep_dead(name)
+    scratch = temporary_path(name)
     try:
         began = time.perf_counter()
         state = session.state()

@@ -9,11 +9,13 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,9 +32,50 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 
 
+LEFT_S = 86_400.0
+"""A temporary file or folder that nobody has touched for so long, in seconds, has no writer any more."""
+
+
 def temporary_path(path: Path) -> Path:
-    """The name under which `path` is written before it is complete, unique to this process."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """The name under which `path` is written before it is complete, unique to this process on this host."""
+    return path.with_name(f".{path.name}.{_host()}.{os.getpid()}.tmp")
+
+
+def sweep_dead(path: Path) -> None:
+    """Delete what killed writers of `path` have left beside it.
+
+    A writer is dead whose process is gone from this host; one elsewhere, once it has been silent for `LEFT_S`.
+    """
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        *_, host, process = leftover.name.removesuffix(".tmp").split(".")
+        with contextlib.suppress(FileNotFoundError):  # another sweep was faster
+            if host == _host() and process.isdigit():
+                dead = int(process) != os.getpid() and not _is_alive(int(process))
+            else:
+                dead = time.time() - leftover.stat().st_mtime > LEFT_S
+            if dead:
+                _remove(leftover)
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -54,8 +97,12 @@ def commit(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path` when the block ends well, and vanishes if not."""
+    """Yield a temporary path that becomes `path` when the block ends well, and vanishes if not.
+
+    What killed writers of `path` have left goes first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep_dead(path)
     temporary = temporary_path(path)
     try:
         yield temporary
@@ -163,7 +210,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     """Delete what killed writers left in `folder`; returns the deleted paths."""
     leftovers = sorted(folder.glob(".*.tmp")) if folder.is_dir() else []
     for leftover in leftovers:
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        _remove(leftover)
     return leftovers
 
 

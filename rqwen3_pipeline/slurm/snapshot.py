@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from model.files import canonical_json, sha256_bytes, sha256_file, write_text
+from model.files import canonical_json, sha256_bytes, sha256_file, sweep_dead, write_text
 
 PACKAGES = ("rqwen3_pipeline", "model")
 BESIDE = ("configs", "sbatch", "dagster.yaml", "workspace.yaml")
@@ -32,10 +32,11 @@ def take_snapshot(base: Path, into: Path, files: Mapping[str, Path] | None = Non
     wanted = {**{path.relative_to(base).as_posix(): path for path in _sources(base)}, **(files or {})}
     hashes = {name: sha256_file(path) for name, path in sorted(wanted.items())}
     folder = into / sha256_bytes(canonical_json(hashes).encode())[:16]
+    sweep_dead(folder)
     if folder.is_dir():
         return folder
     into.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=into))
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=into))
     for name, path in wanted.items():
         target = partial / name
         target.parent.mkdir(parents=True, exist_ok=True)

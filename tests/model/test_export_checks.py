@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import socket
 import zipfile
 from pathlib import Path
 
@@ -165,6 +166,15 @@ def test_force_replaces_what_stands_there_and_leaves_nothing_else(saved, capsys)
     assert not (out / "mine.txt").exists()
     assert {path.name for path in out.iterdir()} == {*record_of(saved)["files"], "export.json"}
     assert not [path for path in saved.root.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_what_a_killed_export_left_goes_with_the_next(saved) -> None:
+    draft = saved.root / f".out.{socket.gethostname().partition('.')[0]}.{2**22}.tmp"
+    for _ in range(2):  # a new export, then the same again
+        draft.mkdir()
+        (draft / "model.safetensors").write_bytes(b"half")
+        assert export(saved) == 0
+        assert not draft.exists()
 
 
 def scores(saved, **change) -> Path:

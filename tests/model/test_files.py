@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 
 from model import files
 from model.errors import CorpusError, DiskSpaceError
+
+NO_PROCESS = 2**22
+"""Linux numbers processes below this."""
 
 
 def test_atomic_path_after_an_error_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -89,6 +93,28 @@ def test_sweep_temporaries_removes_leftovers_alone(tmp_path: Path) -> None:
     files.sweep_temporaries(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.tmp", "step_1.pt"]
     assert files.sweep_temporaries(tmp_path / "missing") == []
+
+
+def test_a_write_removes_what_killed_writers_of_the_same_file_left(tmp_path: Path) -> None:
+    path, host, gone = tmp_path / "scores.json", socket.gethostname().partition(".")[0], NO_PROCESS
+    left = [f".scores.json.{host}.{gone}.tmp", ".scores.json.other-node.12.tmp", ".scores.json.a1b2.tmp"]
+    kept = [f".scores.json.{host}.{os.getppid()}.tmp", ".scores.json.other-node.13.tmp", f".a.json.{host}.{gone}.tmp"]
+    for name in (*left, *kept):
+        (tmp_path / name).write_text("half")
+    for name in left[1:]:
+        os.utime(tmp_path / name, (0, 0))
+    files.write_json(path, {})
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted((*kept, "scores.json"))
+
+
+@pytest.mark.parametrize("of", ["tiny", "tiny.old"])
+def test_sweep_dead_takes_folders_and_what_was_moved_aside_too(tmp_path: Path, of: str) -> None:
+    host = socket.gethostname().partition(".")[0]
+    draft = tmp_path / f".{of}.{host}.{NO_PROCESS}.tmp"
+    draft.mkdir()
+    (draft / "model.safetensors").write_text("half")
+    files.sweep_dead(tmp_path / "tiny")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_require_free_bytes_with_too_little_room_gives_both_figures(tmp_path: Path) -> None:
