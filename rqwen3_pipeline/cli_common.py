@@ -1,5 +1,7 @@
 """What every command of `rqwen3` begins with: the settings in force; and how errors end it."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ from model.errors import RQwen3Error
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
+
+_COMMAND = re.compile(r"(?<!by )\brqwen3 (?=(?:sources|corpus|experiment|trace|export|eval|generate|run|up|status)\b)")
+"""Where a message begins a command that works on a run root, but for the one of a process that holds a lock."""
 
 
 class Group(click.Group):
@@ -22,7 +27,7 @@ class Group(click.Group):
             click.echo("rqwen3: stopped. The same command goes on from here.", err=True)
             ctx.exit(130)
         except RQwen3Error as error:
-            click.echo(f"rqwen3: {error}", err=True)
+            click.echo(f"rqwen3: {_with_flags(str(error), ctx.obj or {})}", err=True)
             ctx.exit(error.exit_code)
         except OSError as error:
             from model.files import why_not_written
@@ -45,6 +50,14 @@ class Group(click.Group):
                 err=True,
             )
             ctx.exit(1)
+
+
+def _with_flags(message: str, flags: Mapping[str, Any]) -> str:
+    """An error whose commands go to the same run root and profile as the one that met it."""
+    import shlex
+
+    given = [f"--{name} {shlex.quote(str(flags[name]))} " for name in ("profile", "home") if name in flags]
+    return _COMMAND.sub(lambda match: f"{match[0]}{''.join(given)}", message)
 
 
 def settings_of(ctx: click.Context, **more: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from model.errors import SourceError
 from rqwen3_pipeline.corpus.filters import LENGTH_EDGES, filtered_report, require_share_kept
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import CorpusConfig
@@ -93,9 +94,14 @@ def require_source_kept(root: RunRoot, config: CorpusConfig, lock: Lock, source:
     """The funnel of a source that keeps enough of its rows.
 
     Raises:
-        SourceError: it keeps less than `min_share_kept`.
+        SourceError: it keeps less than `min_share_kept`, or has no row in any of its files.
     """
     found = source_funnel(root, config, lock, source)
+    if not found.rows and found.files_filtered == found.files:
+        raise SourceError(
+            f"{source}: its {found.files} files hold no row. Replace them and lock the sources again: "
+            "rqwen3 sources lock (--folder DIR for your own)"
+        )
     where = f"{source} ({found.files_filtered} of {found.files} files)"
     require_share_kept(where, found.rows, found.kept, found.funnel, config.min_share_kept)
     return found

@@ -42,3 +42,23 @@ def test_error_that_a_person_can_mend_is_one_sentence_and_an_exit_code(error, co
 
 def test_error_of_another_kind_is_raised():
     assert isinstance(ended_by(ValueError("odd")).exception, ValueError)
+
+
+def test_command_that_an_error_names_goes_to_the_same_run_root():
+    @click.group(cls=Group)
+    @click.pass_context
+    def main(context: click.Context) -> None:
+        context.obj = {"home": "a folder", "profile": "tiny", "workers": 3}
+
+    @main.command()
+    def fail() -> None:
+        raise ConfigError(
+            "x: in use by rqwen3 corpus build (process 3); no manifest: rqwen3 corpus build, "
+            "rqwen3 trace; or name its root: rqwen3 --home DIR export; rqwen3 plan says more"
+        )
+
+    assert CliRunner().invoke(main, ["fail"]).output == (
+        "rqwen3: x: in use by rqwen3 corpus build (process 3); no manifest: rqwen3 --profile tiny --home 'a folder' "
+        "corpus build, rqwen3 --profile tiny --home 'a folder' trace; or name its root: rqwen3 --home DIR export; "
+        "rqwen3 plan says more\n"
+    )

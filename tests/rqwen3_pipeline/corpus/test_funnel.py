@@ -1,8 +1,11 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from model.errors import SourceError
 from rqwen3_pipeline.corpus.build import items_of, run_stage
 from rqwen3_pipeline.corpus.funnel import as_json, as_table, require_source_kept, source_funnel
+from rqwen3_pipeline.corpus.lock import lock_folder
 
 from .made import prose
 
@@ -60,4 +63,20 @@ def test_source_that_keeps_too_little_over_all_its_files_is_refused(root, one_so
     config, lock = one_source("textbooks", [GOOD] * 2 + [SHORT] * 8, [SHORT] * 50, min_share_kept=0.1)
     do(root, config, lock)
     with pytest.raises(SourceError, match=r"textbooks \(2 of 2 files\): 2 of 60 rows kept"):
+        require_source_kept(root, config, lock, "textbooks")
+
+
+def test_source_without_a_row_in_any_file_is_refused_once_all_are_filtered(root, one_source, tmp_path):
+    no_rows = pa.table({"text": pa.array([], pa.string())})
+    config, lock = one_source("textbooks", [GOOD], [GOOD])
+    do(root, config, lock)
+    require_source_kept(root, config, lock, "textbooks")
+    (tmp_path / "empty" / "textbooks").mkdir(parents=True)
+    for file in lock.files("textbooks"):
+        pq.write_table(no_rows, tmp_path / "empty" / "textbooks" / f"{file.key}.parquet")
+    lock = lock_folder(root, config, tmp_path / "empty")
+    do(root, config, lock, ("textbooks", "00000"))
+    require_source_kept(root, config, lock, "textbooks")
+    do(root, config, lock, ("textbooks", "00001"))
+    with pytest.raises(SourceError, match="textbooks: its 2 files hold no row"):
         require_source_kept(root, config, lock, "textbooks")
