@@ -26,6 +26,9 @@ from model.rqwen3 import RQwen3
 from model.schedule import learning_rate, scheduler_state
 from model.windows import StepReader, TokenWindows
 
+START_TOKENS = 64
+"""Tokens over which the untrained model's logits are looked at."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
@@ -84,6 +87,8 @@ class TrainSession:
         self.optimizer = make_optimizer(self.model, run.training)
         self.step = 0
         self.loss_history: list[float] = []
+        self.start_logit_std: float | None = None
+        """Standard deviation of the untrained model's logits, once step 1 is made; None where that cannot be told."""
         self._reader: StepReader | None = None
         self._partial: list[torch.Tensor] = []
 
@@ -108,6 +113,8 @@ class TrainSession:
         started, random_state = time.perf_counter(), self.random_state()
         tokens_SL = self._next_tokens(waiting)
         data_wait_s = time.perf_counter() - started
+        if self.step == 0 and tokens_SL is not None and (self.config.parallel == "ddp" or self.team.size == 1):
+            self.start_logit_std = self._logit_std(tokens_SL[:1, :START_TOKENS])
         rate = learning_rate(self.step + 1, self.config)
         total = torch.zeros((), device=self.device)
         size = self.config.micro_batch_size
@@ -136,6 +143,14 @@ class TrainSession:
             seconds=time.perf_counter() - started,
             data_wait_s=data_wait_s,
         )
+
+    def _logit_std(self, ids_BT: torch.Tensor) -> float:
+        """Standard deviation of all logits of a few tokens; draws nothing, and compiles nothing."""
+        self.model.eval()
+        with torch.no_grad(), self.autocast():
+            logits_BTV = self.model(ids_BT.to(self.device), self.model.new_caches(*ids_BT.shape))
+        self.model.train()
+        return float(logits_BTV.float().std(correction=0))
 
     def _update(self, total: torch.Tensor, norm: torch.Tensor, rate: float) -> tuple[float, float, bool]:
         """Move the weights, unless loss or gradient is not finite; returns loss, norm, and whether it did not."""

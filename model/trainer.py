@@ -264,9 +264,11 @@ class _Trainer:
                 "grad_norm": result.grad_norm,
                 "tokens": session.data_offset,
                 "tokens_per_s": tokens_per_s,
-                "mfu": metrics.model_flops_utilisation(tokens_per_s, flops, session.device),
+                "mfu": metrics.model_flops_utilisation(tokens_per_s / self.team.size, flops, session.device),
+                "mfu_convention": metrics.MFU_CONVENTION,
                 "memory_gib": metrics.peak_memory_gib(session.device),
                 "data_wait_s": self.pace.data_wait_s,
+                **({"logit_std": session.start_logit_std} if step == 1 else {}),
             }
         )
         eta_s = self.pace.mean_step_s() * (self.config.max_steps - step)

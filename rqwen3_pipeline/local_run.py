@@ -98,8 +98,18 @@ class LocalRun:
             return partition in self.instance.get_materialized_partitions(asset)
         return self.instance.get_latest_materialization_event(asset) is not None
 
+    def red(self, key: Sequence[str]) -> bool:
+        """Whether a blocking check of the asset failed, or was cut off, when it last ran: it is to be made again."""
+        graph, asset = defs.resolve_asset_graph(), dg.AssetKey(list(key))
+        blocking = [check for check in graph.asset_check_keys if check.asset_key == asset and graph.get(check).blocking]
+        seen = [self.instance.get_latest_asset_check_evaluation_record(check) for check in blocking]
+        return any(record is None or record.status.value != "SUCCEEDED" for record in seen)
+
     def by_file(self, stage: str, asset: str) -> int:
-        """A stage over all sources: the missing partitions, in as few runs as ranges allow."""
+        """A stage over all sources: the missing partitions, in as few runs as ranges allow.
+
+        Where a blocking check is red, all of the source's are gone through again, which skips what is current.
+        """
         from rqwen3_pipeline.corpus.build import pending
 
         made = 0
@@ -107,6 +117,7 @@ class LocalRun:
             order = [file.key for file in self.here.lock.files(source)]
             missing = set(pending(stage, self.here.root, self.here.corpus, self.here.lock, source))
             missing |= set(order) - self.instance.get_materialized_partitions(dg.AssetKey([asset, source]))
+            missing = set(order) if self.red([asset, source]) else missing
             for first, last in ranges(order, missing):
                 self.execute(f"{asset}_{source}", tags={RANGE_START: first, RANGE_END: last})
             made += len(missing)
@@ -163,7 +174,7 @@ def _corpus(run: LocalRun) -> None:
     run.stage("survivors", root.path / "survivors", lambda: _survivors(run))
     run.stage("tokenizer", root.tokenizer, lambda: _tokenizer(run))
     run.stage("token shards", root.tokens, lambda: run.by_file("tokens", "token_shards"))
-    run.stage("manifest", root.manifest, lambda: _once(run, "fold_manifest", ["manifest"], root.manifest.exists()))
+    run.stage("manifest", root.manifest, lambda: _once(run, "fold_manifest", ["manifest"], _is_folded(run.here)))
 
 
 def _training(run: LocalRun) -> None:
@@ -188,8 +199,8 @@ def _results(run: LocalRun) -> None:
 
 
 def _once(run: LocalRun, job: str, key: list[str], done: bool) -> int:
-    """An unpartitioned stage: runs when something before it changed, or it was never finished."""
-    if done and run.told(key) and not run.changed:
+    """An unpartitioned stage: runs when something before it changed, it was never finished, or a check of it is red."""
+    if done and run.told(key) and not run.changed and not run.red(key):
         return 0
     run.execute(job)
     return 1
@@ -213,14 +224,25 @@ def _survivors(run: LocalRun) -> int:
 
     here, groups = run.here, run.here.corpus.groups()
     missing = {group for group in groups if pending("survivors", here.root, here.corpus, here.lock, group)}
-    missing |= {group for group in groups if not run.told(["survivors", group])}
+    missing |= {group for group in groups if not run.told(["survivors", group]) or run.red(["survivors", group])}
     if missing:
         run.execute("find_survivors", selection=[["survivors", group] for group in sorted(missing)])
     return len(missing)
 
 
 def _tokenizer(run: LocalRun) -> int:
-    return _once(run, "train_or_pin_tokenizer", ["tokenizer"], run.here.root.tokenizer.exists())
+    from rqwen3_pipeline.corpus.tokenizer import current_tokenizer
+
+    here = run.here
+    done = current_tokenizer(here.root, here.corpus, here.lock) is not None
+    return _once(run, "train_or_pin_tokenizer", ["tokenizer"], done)
+
+
+def _is_folded(here: Pipeline) -> bool:
+    """Whether the manifest is there, and what the pieces and this configuration give."""
+    from rqwen3_pipeline.corpus.verify import manifest_defects
+
+    return here.root.manifest.exists() and not manifest_defects(here.root, here.corpus, here.run.training)
 
 
 def _submissions(run: LocalRun) -> int:

@@ -80,6 +80,16 @@ Answer = tuple[str, dict[str, Any]]
 """What a green check says, and its figures; a red one raises an RQwen3Error."""
 
 
+def corpus(asked: Asked) -> Answer:
+    """The manifest was made by this configuration, and fills the budget of every source."""
+    from rqwen3_pipeline.corpus.sources import corpus_config
+    from rqwen3_pipeline.corpus.verify import unmet
+
+    if problems := unmet(asked.root, corpus_config(asked.run), asked.run.training):
+        raise CorpusError(" ".join(problems))
+    return "as the configuration wants it", {}
+
+
 def shard_sizes(asked: Asked) -> Answer:
     """Every shard is there, with four bytes for each of its tokens."""
     manifest = asked.manifest
@@ -160,6 +170,7 @@ def scheduler(asked: Asked) -> Answer:
 
 
 CHECKS: tuple[Callable[[Asked], Answer], ...] = (
+    corpus,
     shard_sizes,
     shard_hashes,
     tokenizer_fits,

@@ -180,7 +180,7 @@ def run_submission(
         raise CheckpointError(
             f"{folder}/ledger.jsonl: the trainer ended well but left no record of submission {number}."
         )
-    gpu_hours = record["seconds"] / 3600 if record.get("gpu") else None
+    gpu_hours = record["seconds"] / 3600 * (record.get("processes") or 1) if record.get("gpu") else None
     return {**record, **last_losses(folder), "gpu_hours": gpu_hours, "path": str(folder)}
 
 

@@ -25,6 +25,7 @@ from rqwen3_pipeline.corpus.hub import fetch_tokenizer
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import QWEN3_SHA256, CorpusConfig
 from rqwen3_pipeline.corpus.stamps import (
+    Stamp,
     begin,
     current,
     input_of,
@@ -38,6 +39,7 @@ from rqwen3_pipeline.settings import RunRoot
 __all__ = [
     "EOS_TOKEN",
     "Encoder",
+    "current_tokenizer",
     "load_encoder",
     "make_tokenizer",
     "pin_tokenizer",
@@ -85,13 +87,27 @@ def pin_tokenizer(root: RunRoot, config: CorpusConfig, file: Path | None, rebuil
         ConfigError: it has more ids than the model's embedding has rows.
     """
     expected, settings = config.tokenizer.pinned_sha256, config.settings_for("tokenizer")
-    inputs = {"tokenizer.json as pinned": expected}
+    inputs = _pinned_inputs(config)
     stamp = current(root, stamp_path(root.tokenizer), settings, inputs, rebuild)
     if stamp is not None:
         if file is not None and file.is_file():  # one is here already, but what is named is what is meant
             _check_pinned(file, expected)
         return stamp.report
     return _install(root, config, _check_pinned(file or fetch_tokenizer(), expected), settings, inputs, {})
+
+
+def _pinned_inputs(config: CorpusConfig) -> dict[str, str]:
+    return {"tokenizer.json as pinned": config.tokenizer.pinned_sha256}
+
+
+def current_tokenizer(root: RunRoot, config: CorpusConfig, lock: Lock) -> Stamp | None:
+    """The stamp of the run root's tokenizer; None if none is there, or its files have changed.
+
+    Raises:
+        CorpusError: it was made with other settings; or a filtered file that one is trained on is not there.
+    """
+    inputs = _pinned_inputs(config) if config.tokenizer.kind == "pinned" else tokenizer_inputs(root, config, lock)
+    return current(root, stamp_path(root.tokenizer), config.settings_for("tokenizer"), inputs)
 
 
 def _check_pinned(file: Path, expected: str) -> bytes:

@@ -9,6 +9,7 @@ of every shard and table, on as many threads as workers; memory stays below that
 # pyright: reportUnknownArgumentType=false
 # (pyarrow ships no types)
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from rqwen3_pipeline.corpus.buckets import Digests, shadow_pairs
 from rqwen3_pipeline.corpus.data_card import card_path, data_card
 from rqwen3_pipeline.corpus.dedup import heldout_mask
 from rqwen3_pipeline.corpus.lock import read_lock
-from rqwen3_pipeline.corpus.manifest import budgets, compose_manifest, manifest_bytes
+from rqwen3_pipeline.corpus.manifest import budgets, compose_manifest, manifest_bytes, manifest_settings
 from rqwen3_pipeline.corpus.promises import PROMISES
 from rqwen3_pipeline.corpus.shard_scan import ShardScan, digests_of, scan_shard
 from rqwen3_pipeline.corpus.shares import shortfalls
@@ -279,18 +280,46 @@ def _budgets(corpus: Corpus) -> list[str]:
 
 
 def _manifest(corpus: Corpus) -> list[str]:
-    path, card = corpus.root.manifest, card_path(corpus.root)
+    return manifest_defects(corpus.root, corpus.config, corpus.training)
+
+
+def manifest_defects(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
+    """Where the manifest or its card are not, byte for byte, what the pieces and the configuration give.
+
+    Raises:
+        CorpusError: the manifest is no JSON.
+    """
+    path, card = root.manifest, card_path(root)
     try:
-        lock = read_lock(corpus.root)
-        content = compose_manifest(corpus.root, corpus.config, lock, budgets(corpus.config, corpus.training))
+        content = compose_manifest(root, config, read_lock(root), budgets(config, training))
     except (CorpusError, OSError, KeyError) as error:
         return [f"{path}: can't be folded again ({error}). Mend that, then fold it: {AGAIN}"]
     if path.read_bytes() != manifest_bytes(content):
-        where, old, new = first_difference(corpus.content, content)
+        where, old, new = first_difference(read_json(path), content)
         return [f"{path}: {where} is {old}, the pieces and the configuration give {new}. Fold it again: {AGAIN}"]
     if not card.is_file() or card.read_text(encoding="utf-8") != data_card(content):
         return [f"{card}: not the card of this manifest. Write it again: {AGAIN}"]
     return []
+
+
+def unmet(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
+    """What the manifest alone shows to be missing for a run: made by other settings, or short of tokens.
+
+    The pieces behind it need not be there any more.
+
+    Raises:
+        CorpusError: there is no manifest, or it can't be read.
+    """
+    read_manifest(root.manifest)
+    content: dict[str, Any] = read_json(root.manifest)
+    sources = content["sources"].items()
+    made = {"settings": content["settings"]}
+    made |= {"budget_tokens": {name: facts["budget_tokens"] for name, facts in sources}}
+    wanted = {"settings": manifest_settings(config), "budget_tokens": dict(budgets(config, training))}
+    if made != (wanted := json.loads(json.dumps(wanted))):
+        where, old, new = first_difference(made, wanted)
+        return [f"{root.manifest}: made with {where} = {old}, the configuration gives {new}. Make it anew: {AGAIN}"]
+    return [] if config.data.allow_repeats else list(shortfalls(content["sources"]).values())
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> tuple[str, str, str]:

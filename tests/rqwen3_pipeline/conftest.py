@@ -39,6 +39,7 @@ name = "small"
 
 [data]
 heldout_one_in = 8
+allow_repeats = true
 [data.tokenizer]
 kind = "train"
 vocab_size = 300

@@ -46,6 +46,20 @@ def test_preflight_takes_the_dry_step_of_the_real_trainer(corpus_run):
     assert report["checkpoint_bytes"] > 0
 
 
+def test_preflight_of_a_run_that_wants_another_corpus_is_red(asked):
+    training = asked.run.training
+    longer = dataclasses.replace(asked.run, training=dataclasses.replace(training, max_steps=10 * training.max_steps))
+    said = red(dataclasses.replace(asked, run=longer))
+    assert "corpus: " in said
+    assert "made with budget_tokens.fineweb_edu = " in said
+    for change, expected in (
+        ({"heldout_one_in": 9}, "heldout_one_in = 8, the configuration gives 9"),
+        ({"allow_repeats": False}, "wikipedia: the run wants 7,713 tokens, the corpus has"),
+    ):
+        sections = asked.run.sections | {"data": asked.run.sections["data"] | change}
+        assert expected in red(dataclasses.replace(asked, run=dataclasses.replace(asked.run, sections=sections)))
+
+
 def test_preflight_with_a_short_shard_is_red(asked):
     path = shard_of(asked)
     path.write_bytes(path.read_bytes()[:-4])

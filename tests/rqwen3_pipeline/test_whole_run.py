@@ -177,6 +177,20 @@ def one_sentence(refused: subprocess.CompletedProcess[str]) -> str:
     return refused.stderr
 
 
+def test_corpus_too_small_for_the_run_is_refused_each_time_until_the_configuration_wants_less(fresh):
+    fresh.profile.write_text(PROFILE.replace("max_steps = 30", "max_steps = 3000"))
+    for _ in range(2):
+        assert "tokens, the corpus has" in one_sentence(fresh.run())
+    assert not list(fresh.home.glob("experiments/*/ledger.jsonl"))
+    fresh.profile.write_text(PROFILE.replace("vocab_size = 400", "vocab_size = 390", 1))
+    assert "made with vocab_size = 400, now vocab_size = 390" in one_sentence(fresh.run())
+    fresh.profile.write_text(PROFILE)
+    done = fresh.run()
+    assert done.returncode == 0, done.stderr
+    wanted = sum(facts["budget_tokens"] for facts in read_json(fresh.home / "manifest.json")["sources"].values())
+    assert wanted < 3000 * 4 * 32
+
+
 def test_column_missing_in_a_sample_file_is_named_and_nothing_is_locked(fresh):
     path = fresh.sources / "pes2o.parquet"
     table = pq.read_table(path)
