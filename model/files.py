@@ -13,14 +13,16 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from model.errors import CorpusError, DiskSpaceError, LockHeldError
+from model.process import boot_id, pid_namespace, process_start
 
 CHUNK_BYTES = 1024 * 1024
 """Read at a time where a whole file is read: what still lies in the cache when it is hashed."""
@@ -33,49 +35,43 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 LEFT_S = 86_400.0
-"""A temporary file or folder that nobody has touched for so long, in seconds, has no writer any more."""
+"""A temporary file or folder in which nothing has happened for so long, in seconds, has no writer any more."""
+_WRITER = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)\.tmp$")
+"""In a temporary name: machine and namespace, number and start of the process that writes."""
 
 
 def temporary_path(path: Path) -> Path:
-    """The name under which `path` is written before it is complete, unique to this process on this host."""
-    return path.with_name(f".{path.name}.{_host()}.{os.getpid()}.tmp")
+    """The name under which `path` is written before it is complete, unique to this process on any machine."""
+    pid = os.getpid()
+    return path.with_name(f".{path.name}.{_machine()}-{pid}-{process_start(pid) or 0}.tmp")
+
+
+def _machine() -> str:
+    """This machine since its start, and the namespace of this process's number."""
+    return sha256_bytes(f"{boot_id() or socket.gethostname()} {pid_namespace()}".encode())[:8]
+
+
+def _left(temporary: Path) -> bool:
+    """Whether nobody writes a temporary file or folder any more.
+
+    A writer of this machine and namespace is looked up; of any other one only a day's silence tells.
+    """
+    writer = _WRITER.search(temporary.name)
+    if writer is not None and writer[1] == _machine():
+        return (process_start(int(writer[2])) or 0) != int(writer[3])
+    return time.time() - temporary.stat().st_ctime > LEFT_S  # linking, which keeps a file's mtime, sets this
 
 
 def sweep_dead(path: Path) -> None:
-    """Delete what killed writers of `path` have left beside it.
-
-    A writer is dead whose process is gone from this host; one elsewhere, once it has been silent for `LEFT_S`.
-    """
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        *_, host, process = leftover.name.removesuffix(".tmp").split(".")
-        with contextlib.suppress(FileNotFoundError):  # another sweep was faster
-            if host == _host() and process.isdigit():
-                dead = int(process) != os.getpid() and not _is_alive(int(process))
-            else:
-                dead = time.time() - leftover.stat().st_mtime > LEFT_S
-            if dead:
-                _remove(leftover)
+    """Delete what killed writers of `path` have left beside it; what can't be deleted stays."""
+    _sweep(path.parent, f".{glob.escape(path.name)}.*.tmp", _left)
 
 
-def _host() -> str:
-    return socket.gethostname().partition(".")[0]
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _sweep(folder: Path, pattern: str, unwanted: Callable[[Path], bool]) -> None:
+    for temporary in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # another sweep was faster, or it is another user's
+            if unwanted(temporary):
+                shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink()
 
 
 def fsync_folder(folder: Path) -> None:
@@ -114,20 +110,33 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def replace_folder(draft: Path, folder: Path) -> None:
     """Give a folder its final name; one of that name is exchanged for it in one step and then deleted.
 
-    Where the file system can't exchange, the old one is first moved aside, under a temporary name.
+    Where the file system can't exchange, the old one is first moved aside; should that be all that is done,
+    `settle_folder` brings it back.
     """
     if folder.exists():
         at_current, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
         rename = getattr(ctypes.CDLL(None), "renameat2", None)
         if rename is None or rename(at_current, os.fsencode(draft), at_current, os.fsencode(folder), exchange):
-            aside = temporary_path(folder.with_name(f"{folder.name}.old"))
-            folder.rename(aside)
+            settle_folder(folder)
+            folder.rename(_aside(folder))
             draft.rename(folder)
-            draft = aside
+            draft = _aside(folder)
         shutil.rmtree(draft)
     else:
         draft.rename(folder)
     fsync_folder(folder.parent)
+
+
+def settle_folder(folder: Path) -> None:
+    """Finish what a killed `replace_folder` began: bring back the folder that it had moved aside, or delete that."""
+    aside = _aside(folder)
+    if aside.exists():
+        shutil.rmtree(aside) if folder.exists() else aside.rename(folder)
+    sweep_dead(folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -206,12 +215,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def sweep_temporaries(folder: Path) -> list[Path]:
-    """Delete what killed writers left in `folder`; returns the deleted paths."""
-    leftovers = sorted(folder.glob(".*.tmp")) if folder.is_dir() else []
-    for leftover in leftovers:
-        _remove(leftover)
-    return leftovers
+def sweep_temporaries(folder: Path, *, writers_too: bool = True) -> None:
+    """Delete all temporary files and folders in a folder.
+
+    Args:
+        folder: it may be missing.
+        writers_too: those too that somebody may still write, for a caller who knows that nobody does.
+    """
+    _sweep(folder, ".*.tmp", lambda temporary: writers_too or _left(temporary))
 
 
 def require_free_bytes(folder: Path, needed_bytes: int, purpose: str) -> None:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from model.checkpoint import load_model, verify
 from model.config import CoreConfig, RunConfig, load_run_config
 from model.errors import CheckpointError, ConfigError, RQwen3Error
-from model.files import replace_folder, sha256_file, sweep_dead, temporary_path, write_json, write_text
+from model.files import replace_folder, settle_folder, sha256_file, temporary_path, write_json, write_text
 from model.generate import EOS_TOKEN, load_tokenizer
 from model.gguf_export import TYPES, find_converter, write_gguf
 from model.model_card import CARD, RECORD, file_record, model_card, read_record, scores_of, write_card
@@ -84,7 +84,7 @@ def export(
     }
     tokenizer_ids = vocabulary.get_vocab_size(with_added_tokens=True)
     card = model_card(run, saved.sidecar, tokenizer_ids, dtype, scores_of(extras.scores, saved.sidecar["sha256"]))
-    sweep_dead(out)
+    settle_folder(out)
     if out.exists() and not extras.force:
         return _same_export(out, origin, card)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from model.errors import CorpusError, LockHeldError
 from model.files import fsync_folder, read_json, temporary_path, write_json
+from model.process import boot_id, pid_namespace, process_start
 
 ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
 COMMAND_TIMEOUT_S = 60
@@ -102,8 +103,8 @@ def identity() -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "pid_start": process_start(os.getpid()),
-        "boot_id": _first_line(Path("/proc/sys/kernel/random/boot_id")),
-        "pid_namespace": _namespace(),
+        "boot_id": boot_id(),
+        "pid_namespace": pid_namespace(),
     }
 
 
@@ -130,15 +131,6 @@ def holder_state(holder: dict[str, Any] | None, job_alive_command: str | None) -
 
 def _same(holder: dict[str, Any], mine: dict[str, Any], key: str) -> bool:
     return mine[key] is not None and holder.get(key) == mine[key]
-
-
-def process_start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when there is none (or a zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def _ask(command: str, job_id: str) -> tuple[str, str]:
@@ -231,17 +223,3 @@ def _held_message(path: Path, holder: dict[str, Any] | None, why: str) -> str:
         f"submission {holder.get('submission')} since {holder.get('started')} ({why}). Nothing was touched. "
         f"Wait for it to end; if it is surely dead, remove the lock: rm {path}"
     )
-
-
-def _first_line(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError):
-        return None
-
-
-def _namespace() -> str | None:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return None

@@ -157,8 +157,8 @@ class _Trainer:
         if self.config.mirror:
             require_package(self.config.mirror)
         keep_config(self.submission.config, run_dir / "config.toml", self.run_config)
-        for folder in (run_dir, self.folder):
-            sweep_temporaries(folder)
+        sweep_temporaries(run_dir, writers_too=False)  # others write here: a dry run, who asks for the lock
+        sweep_temporaries(self.folder)
 
     def _dry_step(self, session: TrainSession) -> None:
         measured = dry_step.take(session, self.streams, self.submission.run_dir, self.stop.should_stop)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from model.errors import CorpusError, SourceError
-from model.files import read_json, sha256_file, write_json
+from model.files import read_json, sha256_file, sweep_dead, write_json
 from rqwen3_pipeline.corpus.documents import check_file
 from rqwen3_pipeline.corpus.hub import Pin
 from rqwen3_pipeline.corpus.sources import CorpusConfig
-from rqwen3_pipeline.corpus.stamps import sweep
 from rqwen3_pipeline.settings import RunRoot
 
 FORMAT_VERSION = 1
@@ -92,7 +91,7 @@ def lock_folder(root: RunRoot, config: CorpusConfig, folder: Path) -> Lock:
     folder = folder.resolve()
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such folder. Name the folder that holds the sources' parquet files.")
-    sweep(origin_path(root))
+    sweep_dead(origin_path(root))
     sources = {name: _lock_source(config, folder, name) for name in config.sources}
     content = {
         "format_version": FORMAT_VERSION,
@@ -109,7 +108,7 @@ def save_lock(root: RunRoot, content: dict[str, Any], folder: Path | None = None
     Raises:
         SourceError: files are no longer locked that an experiment of this run root has been trained on.
     """
-    sweep(root.lock)
+    sweep_dead(root.lock)
     _require_untrained(root, content)
     if folder is not None:
         _write_if_changed(origin_path(root), {"folder": str(folder)})

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from model.errors import CorpusError
-from model.files import read_json, sha256_bytes, sha256_file, write_bytes
+from model.files import read_json, sha256_bytes, sha256_file, sweep_dead, write_bytes
 from model.shard_format import FORMAT_VERSION, docs_path, sidecar_path
 from rqwen3_pipeline.corpus.data_card import card_path, data_card
 from rqwen3_pipeline.corpus.lock import Lock
@@ -34,7 +34,6 @@ from rqwen3_pipeline.corpus.stamps import (
     settings_sha256,
     stamp_path,
     survivors_stamp_path,
-    sweep,
     tokens_stamp_path,
 )
 from rqwen3_pipeline.corpus.tokenization import tokenize_inputs
@@ -71,7 +70,7 @@ def fold_manifest(root: RunRoot, config: CorpusConfig, lock: Lock, budget: Mappi
     content = compose_manifest(root, config, lock, budget)
     data, sources = manifest_bytes(content), content["sources"]
     for path, wanted in ((root.manifest, data), (card_path(root), data_card(content).encode("utf-8"))):
-        sweep(path)
+        sweep_dead(path)
         if not path.exists() or path.read_bytes() != wanted:
             write_bytes(path, wanted)
     sums = {

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import socket
 import zipfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 
 from model import checkpoint, huggingface, model_card, read_back
 from model.config import load_run_config
-from model.files import read_json, sha256_file, write_json
+from model.files import read_json, sha256_file, temporary_path, write_json
 from model.rqwen3 import RQwen3
 from tests.model.packages import pip_or_skip
 
@@ -169,7 +168,8 @@ def test_force_replaces_what_stands_there_and_leaves_nothing_else(saved, capsys)
 
 
 def test_what_a_killed_export_left_goes_with_the_next(saved) -> None:
-    draft = saved.root / f".out.{socket.gethostname().partition('.')[0]}.{2**22}.tmp"
+    machine = temporary_path(saved.root / "out").name.split(".")[2].partition("-")[0]
+    draft = saved.root / f".out.{machine}-{2**22}-1.tmp"
     for _ in range(2):  # a new export, then the same again
         draft.mkdir()
         (draft / "model.safetensors").write_bytes(b"half")

@@ -1,7 +1,7 @@
+import errno
 import hashlib
 import json
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from model import files
 from model.errors import CorpusError, DiskSpaceError
+from model.process import process_start
 
 NO_PROCESS = 2**22
 """Linux numbers processes below this."""
@@ -92,29 +93,73 @@ def test_sweep_temporaries_removes_leftovers_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.tmp").write_text("")
     files.sweep_temporaries(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.tmp", "step_1.pt"]
-    assert files.sweep_temporaries(tmp_path / "missing") == []
+    files.sweep_temporaries(tmp_path / "missing")
 
 
-def test_a_write_removes_what_killed_writers_of_the_same_file_left(tmp_path: Path) -> None:
-    path, host, gone = tmp_path / "scores.json", socket.gethostname().partition(".")[0], NO_PROCESS
-    left = [f".scores.json.{host}.{gone}.tmp", ".scores.json.other-node.12.tmp", ".scores.json.a1b2.tmp"]
-    kept = [f".scores.json.{host}.{os.getppid()}.tmp", ".scores.json.other-node.13.tmp", f".a.json.{host}.{gone}.tmp"]
-    for name in (*left, *kept):
-        (tmp_path / name).write_text("half")
-    for name in left[1:]:
-        os.utime(tmp_path / name, (0, 0))
+def test_sweep_temporaries_that_spares_writers_removes_dead_ones_alone(tmp_path: Path) -> None:
+    mine, dead, contender = (
+        files.temporary_path(tmp_path / "dry-run.tiny"),
+        temporary(tmp_path / "metrics.jsonl", NO_PROCESS, 1),
+        tmp_path / ".LOCK.89ab.tmp",
+    )
+    for path in (mine, dead, contender):
+        path.write_text("")
+    files.sweep_temporaries(tmp_path, writers_too=False)
+    assert sorted(tmp_path.iterdir()) == sorted((mine, contender))
+
+
+def temporary(path: Path, pid: int, start: int | None) -> Path:
+    """The temporary name of a writer of this machine and namespace."""
+    machine = files.temporary_path(path).name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
+    return path.with_name(f".{path.name}.{machine}-{pid}-{start}.tmp")
+
+
+def test_a_write_removes_what_killed_writers_of_the_same_file_left(tmp_path: Path, monkeypatch) -> None:
+    path, parent = tmp_path / "scores.json", os.getppid()
+    dead = [temporary(path, NO_PROCESS, 1), temporary(path, parent, 1)]  # gone, and its number used again
+    living = [temporary(path, parent, process_start(parent)), path.with_name(".scores.json.0000aaaa-12-5.tmp")]
+    others = [temporary(tmp_path / "a.json", NO_PROCESS, 1), tmp_path / ".scores.json.7f3a.tmp"]
+    for name in (*dead, *living, *others):
+        name.write_text("half")
+    os.utime(living[1], (0, 0))  # a link keeps the old time of what it is linked to
     files.write_json(path, {})
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted((*kept, "scores.json"))
+    assert sorted(tmp_path.iterdir()) == sorted((*living, *others, path))
+    monkeypatch.setattr(files, "LEFT_S", -1.0)  # all have been silent for longer
+    files.write_json(path, {})
+    assert sorted(tmp_path.iterdir()) == sorted((living[0], others[0], path))
 
 
-@pytest.mark.parametrize("of", ["tiny", "tiny.old"])
-def test_sweep_dead_takes_folders_and_what_was_moved_aside_too(tmp_path: Path, of: str) -> None:
-    host = socket.gethostname().partition(".")[0]
-    draft = tmp_path / f".{of}.{host}.{NO_PROCESS}.tmp"
-    draft.mkdir()
-    (draft / "model.safetensors").write_text("half")
-    files.sweep_dead(tmp_path / "tiny")
-    assert list(tmp_path.iterdir()) == []
+def test_temporary_names_of_two_containers_with_the_same_process_numbers_differ(tmp_path: Path, monkeypatch) -> None:
+    mine = files.temporary_path(tmp_path / "a")
+    monkeypatch.setattr(files, "pid_namespace", lambda: "pid:[1]")
+    assert files.temporary_path(tmp_path / "a") != mine
+
+
+def test_leftover_that_cannot_be_removed_does_not_keep_the_write_from_going_on(tmp_path: Path, monkeypatch) -> None:
+    left = temporary(tmp_path / "a.json", NO_PROCESS, 1)
+    left.mkdir()
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr(files.shutil, "rmtree", refused)
+    files.write_json(tmp_path / "a.json", {"a": 1})
+    assert files.read_json(tmp_path / "a.json") == {"a": 1}
+    assert left.exists()
+
+
+@pytest.mark.parametrize("killed_after", ["old moved aside", "new in place"])
+def test_folder_whose_replacing_was_killed_is_there_whole(tmp_path: Path, killed_after: str) -> None:
+    folder, draft = tmp_path / "tiny", temporary(tmp_path / "tiny", NO_PROCESS, 1)
+    for place, text in ((folder, "old"), (draft, "new")):
+        place.mkdir()
+        (place / "model").write_text(text)
+    folder.rename(tmp_path / ".tiny.old")
+    if killed_after == "new in place":
+        draft.rename(folder)
+    files.settle_folder(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    assert (folder / "model").read_text() == ("new" if killed_after == "new in place" else "old")
 
 
 def test_require_free_bytes_with_too_little_room_gives_both_figures(tmp_path: Path) -> None:
