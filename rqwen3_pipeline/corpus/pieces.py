@@ -4,9 +4,12 @@ A piece is a file of a source, or a group of sources for `survivors`. Whether it
 decided by stamps alone; making one never raises: what goes wrong is part of its outcome.
 """
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,8 @@ from rqwen3_pipeline.settings import RunRoot
 
 GROUP_KEY = "all"
 """The key of a `survivors` piece, whose source is the group's name."""
+
+KEPT_BYTES, MAPPED_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
 
 Item = tuple[str, str]
 
@@ -130,6 +135,7 @@ def work(task: Task, item: Item) -> Outcome:
         "survivors": lambda: find_survivors(root, config, lock, source, rebuild),
         "tokens": lambda: tokenize_file(root, config, lock, source, key, rebuild),
     }
+    _keep_freed_memory()
     began = time.monotonic()
     report, error, skipped = None, None, False
     try:
@@ -150,3 +156,17 @@ def work(task: Task, item: Item) -> Outcome:
         seconds=time.monotonic() - began,
         skipped=skipped and error is None,
     )
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let the C library keep up to `KEPT_BYTES` that a batch has freed for the next one.
+
+    By default it gives back what is above a few megabytes, and the kernel zeroes it anew, page by page: a tenth
+    of a build's CPU time. Blocks of `MAPPED_BYTES`, which only long rows take, still go back at once.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(trim_threshold, KEPT_BYTES)
+        library.mallopt(mmap_threshold, MAPPED_BYTES)

@@ -1,10 +1,11 @@
 """Tokenization: surviving documents to shards of token ids, training and held-out.
 
 The end-of-text id follows each document by id. The library `tokenizers` encodes a sample of every
-partition again, 20 documents or 0.1 %; one difference fails the partition, and nothing of it stays. A
-document is held out by its digest, before any budget is cut. All that is done document by document is
-one string for the engine and one copy of its tokens: the rest is columns. Memory: a row group of the
-filtered file, some four megabytes of text, and the engine's.
+partition again, 20 documents or 0.1 % of those to train on and as many of those held out; one
+difference fails the partition, and nothing of it stays. A document is held out by its digest, before
+any budget is cut. All that is done document by document is one string for the engine and one copy of
+its tokens: the rest is columns. Memory: a row group of the filtered file, some four megabytes of text,
+and the engine's.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -148,9 +149,13 @@ def _encode_all(
     survivors_ = np.load(root.survivors(source, key), allow_pickle=False)
     if not len(survivors_):
         return counts
-    sample = oracle_sample(len(survivors_), config.oracle_documents) if encoder.engine != "tokenizers" else set[int]()
     digest_ = np.load(root.digests(source, key), allow_pickle=False)
     heldout_ = heldout_mask(digest_, config.heldout_one_in)
+    sample: set[int] = set()
+    if encoder.engine != "tokenizers":
+        for apart in (False, True):
+            part_ = np.flatnonzero(heldout_[survivors_] == apart)
+            sample |= {int(part_[i]) for i in oracle_sample(len(part_), config.oracle_documents)}
     for index, position_, records in _batches(root.filtered(source, key), survivors_):
         texts: list[str] = records.column("text").to_pylist()
         ids_, ends_ = encoder.encode(texts)
@@ -247,9 +252,9 @@ def _those(batch: Batch, mask_: npt.NDArray[np.bool_]) -> Batch:
 
 
 def oracle_sample(documents: int, least: int) -> set[int]:
-    """Which documents are encoded twice: evenly spread, `least` or 0.1 %, whichever is more."""
+    """Which documents are encoded twice: evenly spread from first to last, `least` or 0.1 %, whichever is more."""
     count = min(documents, max(least, math.ceil(documents / ORACLE_ONE_IN)))
-    return {i * documents // count for i in range(count)}
+    return {i * (documents - 1) // max(count - 1, 1) for i in range(count)}
 
 
 def _batches(path: Path, survivors_: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:

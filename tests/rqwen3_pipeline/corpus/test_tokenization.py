@@ -13,6 +13,7 @@ from model.files import read_json, sha256_file
 from model.shard_format import docs_path
 from rqwen3_pipeline.corpus import tokenization
 from rqwen3_pipeline.corpus.build import items_of, run_stage
+from rqwen3_pipeline.corpus.dedup import digest_text, heldout_mask
 from rqwen3_pipeline.corpus.stamps import tokens_stamp_path
 from rqwen3_pipeline.corpus.tokenization import difference, make_tokenizer, oracle_sample, tokenize_file
 from rqwen3_pipeline.corpus.tokenizer import Encoder, load_encoder
@@ -184,6 +185,19 @@ def test_oracle_sample_is_the_larger_of_a_number_and_a_thousandth(documents, lea
     sample = oracle_sample(documents, least)
     assert len(sample) == expected
     assert sample <= set(range(documents))
+    assert {0, documents - 1} <= sample or not documents
+
+
+def test_oracle_looks_at_every_shard_the_held_out_ones_too(root, tokenized, monkeypatch):
+    rows = [{"text": prose(i)} for i in range(60)]
+    config, lock = tokenized("textbooks", rows, shard_max_tokens=10**6, oracle_documents=4)
+    compared: list[str] = []
+    monkeypatch.setattr(tokenization, "difference", lambda encoder, text, found_: compared.append(text))
+    report = tokenize_file(root, config, lock, "textbooks", "00000")
+    assert report["heldout_documents"] > 4
+    assert report["oracle_documents"] == len(compared) == 8
+    digest_ = np.array([list(digest_text(text)) for text in compared], dtype=np.uint8)
+    assert heldout_mask(digest_, config.heldout_one_in).sum() == 4
 
 
 def test_changed_settings_refuse_and_rebuild_leaves_no_old_shard(root, tokenized, make_config):
