@@ -11,13 +11,16 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture chaos bench-launcher bench-corpus clean
+.PHONY: help install install-cluster demo ui check test test-all bench-memory bench-dedup bench-model torture chaos bench-launcher bench-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 install:  ## make .venv with everything the demo needs
 	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation hub
+
+install-cluster:  ## the same with Postgres for the event store, see docs/postgres.md
+	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation hub cluster
 
 develop:  ## make .venv with everything the checks and tests need
 	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py development

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from model.errors import ConfigError, RQwen3Error
 from model.files import NETWORK_FILE_SYSTEMS, file_system_kind
+from rqwen3_pipeline.settings import postgres_problem
 from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected
 from rqwen3_pipeline.slurm.cluster import KINDS, LOCAL, WHERE, Cluster, wish
 from rqwen3_pipeline.slurm.options import JobOptions
@@ -132,6 +133,8 @@ def rehearse(kind: str, cluster: Cluster, slurm: Slurm) -> str:
 def _of_files(home: Path, wants_slurm: bool, has_postgres: bool) -> Iterator[Finding]:
     kind = file_system_kind(home)
     network = kind in NETWORK_FILE_SYSTEMS
+    if has_postgres and (problem := postgres_problem()) is not None:
+        yield _bad("event store", problem)
     if network and not has_postgres:
         yield _bad(
             "event store",

@@ -2,6 +2,7 @@ import errno
 
 import pytest
 
+from rqwen3_pipeline import settings
 from rqwen3_pipeline.slurm import doctor
 from rqwen3_pipeline.slurm.client import Slurm
 from rqwen3_pipeline.slurm.cluster import Cluster
@@ -74,6 +75,13 @@ def test_network_file_system_under_sqlite_is_bad_with_the_way_out(tmp_path, monk
     found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=False, has_postgres=has_postgres)
     assert verdicts(found).get("event store") is verdict
     assert ("RQWEN3_POSTGRES_URL" in render(found)) is not has_postgres
+
+
+def test_postgres_without_its_package_is_bad_with_the_command_that_brings_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=False, has_postgres=True)
+    assert verdicts(found)["event store"] is Verdict.BAD
+    assert "make install-cluster" in render(found)
 
 
 @pytest.mark.parametrize("take", ["lockf", "flock"])
