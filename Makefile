@@ -4,7 +4,6 @@
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && exit; done; echo python3)
 PROFILE ?= demo
-PORT ?= 3000
 WORKERS ?= 2
 PY := .venv/bin/python
 HAVE_PYTHON = { command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) on this machine. Install Python 3.11 or \
@@ -12,13 +11,16 @@ newer (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=/
 RQWEN3 := $(PY) -m rqwen3_pipeline.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui check test test-all bench-memory bench-dedup bench-model torture chaos bench-launcher bench-corpus clean
+.PHONY: help install install-cluster demo ui check test test-all bench-memory bench-dedup bench-model torture chaos bench-launcher bench-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 install:  ## make .venv with everything the demo needs
 	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation hub
+
+install-cluster:  ## the same with Postgres for the event store, see docs/postgres.md
+	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py training evaluation hub cluster
 
 develop:  ## make .venv with everything the checks and tests need
 	@$(HAVE_PYTHON) && $(PYTHON) bootstrap.py development
@@ -32,7 +34,7 @@ demo: install  ## the whole pipeline, small: SAMPLES=DIR [TOKENIZER=FILE] runs i
 	@$(RQWEN3) --profile "$(PROFILE)" --workers $(WORKERS) run
 
 ui: install  ## the web UI and the daemon on what the demo made: PROFILE=samples PORT=3001
-	@$(RQWEN3) --profile "$(PROFILE)" up --port $(PORT)
+	@$(RQWEN3) --profile "$(PROFILE)" up $(if $(PORT),--port "$(PORT)")
 
 check: develop  ## the static part: style, types, import arrows
 	@$(PY) -m ruff check .

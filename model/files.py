@@ -19,15 +19,17 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
-from model.errors import CorpusError, DiskSpaceError, LockHeldError
+from model.errors import CorpusError, DiskSpaceError, EnvironmentProblem, LockHeldError
 from model.process import boot_id, pid_namespace, process_start
 
 CHUNK_BYTES = 1024 * 1024
 """Read at a time where a whole file is read: what still lies in the cache when it is hashed."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What a write that finds no room answers: a full disk, a used-up quota, a limit on a file's size."""
+_HELD = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES))
+"""What `flock` answers where another holds the lock; anything else means that there are none to be had."""
 _NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "afs"}
@@ -294,6 +296,7 @@ def hold_lock(path: Path, purpose: str, what: str | None = None) -> Iterator[Non
 
     Raises:
         LockHeldError: another process holds it; the message gives its host, process and purpose.
+        EnvironmentProblem: the file system takes no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path, what or str(path.parent)) as file:
@@ -310,14 +313,31 @@ def _locked(path: Path, what: str) -> TextIO:
     """The lock file, opened and locked; one that its last holder has just deleted is no lock any more."""
     while True:
         file = path.open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not try_lock(file, path.parent):
             with file:
                 file.seek(0)
                 holder = file.read().strip() or "an unknown process"
-            raise LockHeldError(f"{what}: in use by {holder}. Wait until it ends, or stop it first.") from error
+            raise LockHeldError(f"{what}: in use by {holder}. Wait until it ends, or stop it first.")
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         file.close()
+
+
+def try_lock(file: IO[str], folder: Path) -> bool:
+    """Take the lock of an open file in `folder`, unless another holds it: then false, at once.
+
+    Raises:
+        EnvironmentProblem: the file system takes no locks, as Lustre mounted without `flock`; the file is closed.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        file.close()
+        raise EnvironmentProblem(
+            f"{folder}: the file system ({file_system_kind(folder)}) takes no file locks: {error.strerror}. Set "
+            "RQWEN3_HOME to a folder on another one, or ask for the mount option flock; rqwen3 doctor tries it."
+        ) from error
+    return True

@@ -57,12 +57,13 @@ def _ui_command(settings: Any) -> str:
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Of loopback. [3000; a private socket where runs are SLURM jobs]"
 )
+@click.option("--public", is_flag=True, help="Take --port where runs are SLURM jobs too: open to all on this host.")
 @click.pass_context
-def up(ctx: click.Context, port: int | None) -> None:
+def up(ctx: click.Context, port: int | None, public: bool) -> None:
     """Serve the web UI and the daemon until Ctrl-C."""
     from rqwen3_pipeline.up import serve
 
-    ctx.exit(serve(settings_of(ctx), port))
+    ctx.exit(serve(settings_of(ctx), port, public))
 
 
 @main.command()

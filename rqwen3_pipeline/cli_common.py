@@ -12,7 +12,9 @@ from model.errors import RQwen3Error
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
-_COMMAND = re.compile(r"(?<!by )\brqwen3 (?=(?:sources|corpus|experiment|trace|export|eval|generate|run|up|status)\b)")
+_COMMAND = re.compile(
+    r"(?<!by )\brqwen3 (?=(?:sources|corpus|experiment|trace|export|eval|generate|run|up|status|doctor)\b)"
+)
 """Where a message begins a command that works on a run root, but for the one of a process that holds a lock."""
 
 

@@ -16,7 +16,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from model.errors import EnvironmentProblem
 from model.files import NETWORK_FILE_SYSTEMS, file_system_kind, write_text
-from rqwen3_pipeline.settings import RunRoot, Settings, shipped
+from rqwen3_pipeline.settings import RunRoot, Settings, postgres_problem, shipped
 
 LOCAL_CONFIG = "dagster.local.yaml"
 LOCAL_RUNS = 2
@@ -30,7 +30,8 @@ def render_home(root: RunRoot) -> Path:
     """Write `<run root>/dagster/dagster.yaml` from the template and the environment, and return the folder.
 
     Raises:
-        EnvironmentProblem: the folder is on a network file system, where SQLite is not safe.
+        EnvironmentProblem: the folder is on a network file system, where SQLite is not safe; or Postgres is asked
+            for, and the packages for it are not installed.
     """
     import jinja2
 
@@ -39,6 +40,8 @@ def render_home(root: RunRoot) -> Path:
     settings = Settings()
     kind = file_system_kind(home)
     if settings.postgres_url is not None:
+        if (problem := postgres_problem()) is not None:
+            raise EnvironmentProblem(problem)
         os.environ[POSTGRES_URL] = _psycopg2(settings.postgres_url.get_secret_value())
     elif kind in NETWORK_FILE_SYSTEMS:
         raise EnvironmentProblem(

@@ -7,7 +7,6 @@ reconciler. A launch costs one sbatch; a poll of any number of runs one squeue.
 """
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +23,8 @@ from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import ConfigurableClass
 from dagster._serdes.config_class import ConfigurableClassData
 
-from model.errors import ConfigError
-from model.files import write_text
+from model.errors import ConfigError, EnvironmentProblem
+from model.files import try_lock, write_text
 from rqwen3_pipeline.programs import tail
 from rqwen3_pipeline.settings import shipped
 from rqwen3_pipeline.slurm import reconcile
@@ -57,18 +56,14 @@ COMPLETED_GRACE_S = 60.0
 """How long a run may stay started after its job has ended well: its last events may be on their way."""
 
 
-def _wait_for_lock(file: IO[str]) -> None:
-    """Take the file's lock, asking again and again.
+def _wait_for_lock(file: IO[str], folder: Path) -> None:
+    """Take the lock of a file in `folder`, asking again and again.
 
     A call that waits inside the kernel may end with EDEADLK: daemons launch several runs at once from
     threads, and the kernel, which knows only processes, sees two of them wait for each other.
     """
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(LOCK_PAUSE_S)
+    while not try_lock(file, folder):
+        time.sleep(LOCK_PAUSE_S)
 
 
 class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
@@ -134,7 +129,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         """Submit the run's job, or adopt the one that an earlier try has left.
 
         Raises:
-            DagsterUserCodeUnreachableError: SLURM does not answer; the queue tries again.
+            DagsterUserCodeUnreachableError: SLURM does not answer, or the lock server; the queue tries again.
             DagsterLaunchFailedError: the tags are not valid, or SLURM refused, with its words.
         """
         run = context.dagster_run
@@ -144,7 +139,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
                 with self._one_by_one(run) as waiting:
                     if waiting is not None:
                         self._launch(waiting, wanted)
-        except SlurmUnavailable as error:
+        except (SlurmUnavailable, EnvironmentProblem) as error:
             raise DagsterUserCodeUnreachableError(f"The run goes back to the queue. {error}") from error
         except (ConfigError, SlurmError) as error:
             message = f"The run was not submitted to SLURM. {error}"
@@ -160,7 +155,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         folder = self.files(run).folder
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "launch.lock").open("w") as file:
-            _wait_for_lock(file)
+            _wait_for_lock(file, folder)
             now = self._instance.get_run_by_id(run.run_id) or run
             yield now if now.status == DagsterRunStatus.STARTING else None
 

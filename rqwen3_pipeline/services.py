@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rqwen3_pipeline.settings import RunRoot, Settings
+from rqwen3_pipeline.settings import RunRoot, Settings, postgres_problem
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
 from rqwen3_pipeline.slurm.reconcile import run_of
 from rqwen3_pipeline.slurm.states import Phase
@@ -72,6 +72,8 @@ def _beats_of_sqlite(path: Path) -> dict[str, datetime]:
 def _beats_of_postgres(settings: Settings) -> dict[str, datetime]:
     if settings.postgres_url is None:
         raise _Unreadable("the event store is a Postgres; set RQWEN3_POSTGRES_URL")
+    if (problem := postgres_problem()) is not None:
+        raise _Unreadable(problem)
     import psycopg2
 
     url = settings.postgres_url.get_secret_value().replace("postgresql+psycopg2://", "postgresql://", 1)

@@ -4,6 +4,7 @@ Costs one import of pydantic-settings. Nothing is created here: a path is a name
 """
 
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,14 @@ def shipped(name: str) -> Path:
 def profiles() -> dict[str, Path]:
     """The shipped profiles by name: the TOML files of `configs/`."""
     return {path.stem: path for path in sorted(shipped("configs").glob("*.toml"))}
+
+
+def postgres_problem() -> str | None:
+    """Why the events can't go to Postgres on this machine, with the way out; None if they can."""
+    missing = [name for name in ("dagster_postgres", "psycopg2") if find_spec(name) is None]
+    if not missing:
+        return None
+    return f"RQWEN3_POSTGRES_URL is set, but {' and '.join(missing)} can't be imported. Run: make install-cluster"
 
 
 class Settings(BaseSettings):

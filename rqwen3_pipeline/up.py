@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from model.errors import EnvironmentProblem
+from model.errors import ConfigError, EnvironmentProblem
 from model.files import hold_lock, sha256_bytes
 from rqwen3_pipeline.instance import fail_orphans, open_instance
 from rqwen3_pipeline.settings import RunRoot, Settings, shipped
@@ -22,23 +22,31 @@ FIRST_PAGE = "/asset-groups"
 STOP_S = 20.0
 
 
-def serve(settings: Settings, port: int | None) -> int:
+def serve(settings: Settings, port: int | None, public: bool = False) -> int:
     """Start webserver and daemon and wait.
 
     Args:
         settings: the settings in force.
         port: of loopback; None takes a private socket where runs are SLURM jobs, since a login node is
             shared, and port 3000 elsewhere.
+        public: whether a port may be opened where runs are SLURM jobs.
 
     Returns:
         0 after Ctrl-C or SIGTERM, 1 when one of the two ended by itself.
 
     Raises:
+        ConfigError: a port was named where runs are SLURM jobs, which everyone on the login node could open.
         EnvironmentProblem: the port is taken, or the run root's file system is unfit.
         LockHeldError: another one serves this run root from this host; a second daemon would be one too many.
     """
-    root = settings.root
-    private = settings.launcher == "slurm" and port is None
+    root, shared_host = settings.root, settings.launcher == "slurm"
+    if shared_host and port is not None and not public:
+        raise ConfigError(
+            f"--port {port}: runs are SLURM jobs here, and everyone logged in on this host could open that port. "
+            "Leave it out (PORT of make ui): rqwen3 up then listens on a socket of your own, and says how to reach it "
+            "from your machine. If the host is yours alone, add --public."
+        )
+    private = shared_host and port is None
     port = port or DEFAULT_PORT
     if not private:
         require_free_port(port)
@@ -67,10 +75,6 @@ def _serve(settings: Settings, port: int, private: bool) -> int:
             children.append(_start(arguments, environment, root.dagster_home / f"{name}.log"))
         where = _socket_words(private_socket(root)) if private else f"http://{LOOPBACK}:{port}{FIRST_PAGE}"
         print(f"The UI of {root.path}: {where}  (Ctrl-C stops it; logs in {root.dagster_home})", flush=True)
-        if settings.launcher == "slurm" and not private:
-            print(
-                "Everyone who is logged in on this host can open that port; without --port it is private.", flush=True
-            )
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
         print(f"The webserver or the daemon ended by itself; see {root.dagster_home}/*.log", file=sys.stderr)

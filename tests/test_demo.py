@@ -16,6 +16,16 @@ def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=clone, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [([], 'cli --profile "demo" up'), (["PROFILE=samples", "PORT=3001"], '--profile "samples" up --port "3001"')],
+)
+def test_make_ui_names_a_port_only_if_the_user_did(monkeypatch, given, end):
+    """A port is public on a login node, where `rqwen3 up` alone takes a private socket."""
+    monkeypatch.delenv("PORT", raising=False)
+    assert make(REPOSITORY, "--dry-run", "ui", *given).stdout.splitlines()[-1].rstrip().endswith(end)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_demo_in_a_fresh_clone_ends_well_and_its_every_claim_holds(tmp_path):

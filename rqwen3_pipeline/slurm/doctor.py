@@ -18,6 +18,7 @@ from pathlib import Path
 
 from model.errors import ConfigError, RQwen3Error
 from model.files import NETWORK_FILE_SYSTEMS, file_system_kind
+from rqwen3_pipeline.settings import postgres_problem
 from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected
 from rqwen3_pipeline.slurm.cluster import KINDS, LOCAL, WHERE, Cluster, wish
 from rqwen3_pipeline.slurm.options import JobOptions
@@ -29,9 +30,9 @@ TRIAL_S = 60.0
 
 _TRY_LOCK = """
 import fcntl, sys
-with open(sys.argv[1], "a") as file:
+with open(sys.argv[2], "a") as file:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        getattr(fcntl, sys.argv[1])(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         sys.exit(0)
 sys.exit(1)
@@ -132,6 +133,8 @@ def rehearse(kind: str, cluster: Cluster, slurm: Slurm) -> str:
 def _of_files(home: Path, wants_slurm: bool, has_postgres: bool) -> Iterator[Finding]:
     kind = file_system_kind(home)
     network = kind in NETWORK_FILE_SYSTEMS
+    if has_postgres and (problem := postgres_problem()) is not None:
+        yield _bad("event store", problem)
     if network and not has_postgres:
         yield _bad(
             "event store",
@@ -154,16 +157,21 @@ def _of_files(home: Path, wants_slurm: bool, has_postgres: bool) -> Iterator[Fin
 
 
 def _locks(folder: Path) -> Finding:
-    """Whether a lock of one process keeps out another."""
-    path = folder / "lock"
-    with path.open("a") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return _bad("file locks", f"{folder.parent}: no locks here ({error.strerror}). Set RQWEN3_HOME elsewhere.")
-        held = subprocess.run([sys.executable, "-c", _TRY_LOCK, path], timeout=TRIAL_S, check=False).returncode == 0
-    if not held:
-        return _bad("file locks", f"{folder.parent}: two processes got the same lock. Set RQWEN3_HOME elsewhere.")
+    """Whether a lock of one process keeps out another: SQLite's kind, and `flock`, by which builds take turns."""
+    for take in (fcntl.lockf, fcntl.flock):
+        path = folder / take.__name__
+        with path.open("a") as file:
+            try:
+                take(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                seen = f"no {take.__name__} on {file_system_kind(folder)} ({error.strerror})"
+                way_out = "Set RQWEN3_HOME to another file system, or ask for the mount option flock."
+                return _bad("file locks", f"{folder.parent}: {seen}. {way_out}")
+            command = [sys.executable, "-c", _TRY_LOCK, take.__name__, path]
+            held = subprocess.run(command, timeout=TRIAL_S, check=False).returncode == 0
+        if not held:
+            said = f"{folder.parent}: two processes got the same lock ({take.__name__}). Set RQWEN3_HOME elsewhere."
+            return _bad("file locks", said)
     return _good("file locks", "a lock keeps a second process out")
 
 

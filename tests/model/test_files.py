@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import files
-from model.errors import CorpusError, DiskSpaceError
+from model.errors import CorpusError, DiskSpaceError, EnvironmentProblem, LockHeldError
 from model.process import process_start
 
 NO_PROCESS = 2**22
@@ -170,3 +170,28 @@ def test_require_free_bytes_with_too_little_room_gives_both_figures(tmp_path: Pa
 
 def test_file_system_kind_of_proc_is_proc() -> None:
     assert files.file_system_kind(Path("/proc/self")) == "proc"
+
+
+def answering(number: int):
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_lock_on_a_file_system_without_locks_names_folder_and_kind_and_the_way_out(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(files.fcntl, "flock", answering(number))
+    monkeypatch.setattr(files, "file_system_kind", lambda path: "lustre")
+    with pytest.raises(EnvironmentProblem) as refused, files.hold_lock(tmp_path / "x.lock", "a test"):
+        pass
+    for words in (str(tmp_path), "lustre", os.strerror(number), "RQWEN3_HOME", "mount option flock"):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_lock_that_another_holds_is_refused_with_its_holder(tmp_path, monkeypatch, number):
+    (tmp_path / "x.lock").write_text("another (host h, process 1)")
+    monkeypatch.setattr(files.fcntl, "flock", answering(number))
+    with pytest.raises(LockHeldError, match=r"by another \(host h, process 1\)"):
+        files.hold_lock(tmp_path / "x.lock", "a test").__enter__()

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from model.errors import EnvironmentProblem
-from rqwen3_pipeline import instance
+from rqwen3_pipeline import instance, settings
 from rqwen3_pipeline.instance import render_home
 from rqwen3_pipeline.launcher import SlurmRunLauncher
 from rqwen3_pipeline.settings import RunRoot
@@ -59,3 +59,13 @@ def test_home_on_a_network_file_system_is_refused_for_sqlite_and_taken_for_postg
     with pytest.raises(EnvironmentProblem, match="RQWEN3_POSTGRES_URL"):
         rendered(tmp_path)
     assert "postgres" in rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")["storage"]
+
+
+@pytest.mark.parametrize("package", ["dagster_postgres", "psycopg2"])
+def test_home_with_postgres_but_without_its_package_is_refused_with_the_command_that_brings_it(
+    tmp_path, monkeypatch, package
+):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None if name == package else name)
+    with pytest.raises(EnvironmentProblem, match=rf"RQWEN3_POSTGRES_URL .* {package} .*: make install-cluster"):
+        rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")
+    assert not (tmp_path / "dagster" / "dagster.yaml").exists()

@@ -1,6 +1,8 @@
 """The launcher on a real Dagster instance and a SLURM that answers from a dictionary."""
 
+import errno
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.test_utils import instance_for_test
 from dagster._daemon.monitoring.run_monitoring import monitor_started_run
 
+from model import files
 from rqwen3_pipeline import launcher as launching
 from rqwen3_pipeline.launcher import ATTEMPT, CANCEL_REQUESTED, JOB_ID
 from rqwen3_pipeline.slurm.client import SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
@@ -177,6 +180,20 @@ def test_launch_while_slurm_is_away_goes_back_to_the_queue_and_succeeds_later(de
     desk.slurm.failing = []
     assert desk.launch(run).tags[JOB_ID] == "100"
     assert len(desk.slurm.submitted) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_launch_while_the_file_system_gives_no_locks_goes_back_to_the_queue(desk, monkeypatch, number):
+    def no_locks(*_):
+        raise OSError(number, os.strerror(number))
+
+    run = desk.create()
+    with monkeypatch.context() as patched:
+        patched.setattr(files.fcntl, "flock", no_locks)
+        with pytest.raises(DagsterUserCodeUnreachableError, match="takes no file locks"):
+            desk.launch(run)
+    assert desk.read(run).status == Status.STARTING
+    assert desk.launch(run).tags[JOB_ID] == "100"
 
 
 @pytest.mark.parametrize("doubt", [SlurmUnavailable("Socket timed out"), SlurmUnclear("named no job")])
@@ -350,13 +367,14 @@ def test_launch_that_a_second_daemon_makes_of_what_it_read_before_sends_nothing(
 
 TAKE_TURNS = """
 import random, sys, threading, time
+from pathlib import Path
 from rqwen3_pipeline.launcher import _wait_for_lock
 
 def take(seed):
     draw = random.Random(seed)
     for _ in range(25):
         with open(sys.argv[1 + draw.randrange(2)], "w") as file:
-            _wait_for_lock(file)
+            _wait_for_lock(file, Path(sys.argv[1]).parent)
             time.sleep(0.01)
 
 threads = [threading.Thread(target=take, args=(f"{sys.argv[3]} {n}",)) for n in range(3)]

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from model.errors import EnvironmentProblem
-from rqwen3_pipeline.settings import RunRoot
+from model.errors import ConfigError, EnvironmentProblem
+from rqwen3_pipeline import up
+from rqwen3_pipeline.settings import RunRoot, Settings
 from rqwen3_pipeline.up import private_socket
 from tests.rqwen3_pipeline.site import Site
 
@@ -34,6 +35,25 @@ def test_socket_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     with pytest.raises(EnvironmentProblem, match="another user"):
         private_socket(RunRoot(tmp_path))
+
+
+def test_port_where_runs_are_slurm_jobs_is_refused_with_the_way_to_the_private_socket(tmp_path):
+    with pytest.raises(ConfigError, match=r"everyone .* could open that port. Leave it out .* a socket of your own"):
+        up.serve(Settings(launcher="slurm", home=tmp_path / "home"), 3000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "port", "public", "private"),
+    [("slurm", None, False, True), ("slurm", 39517, True, False), ("local", 39517, False, False)],
+)
+def test_ui_is_private_where_runs_are_slurm_jobs_unless_the_user_opens_it(
+    tmp_path, monkeypatch, launcher, port, public, private
+):
+    served = []
+    monkeypatch.setattr(up, "_serve", lambda settings, port, private: served.append(private) or 0)
+    assert up.serve(Settings(launcher=launcher, home=tmp_path), port, public) == 0
+    assert served == [private]
 
 
 @pytest.mark.long

@@ -10,7 +10,8 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from rqwen3_pipeline.instance import open_instance
+from rqwen3_pipeline import settings
+from rqwen3_pipeline.instance import open_instance, render_home
 from rqwen3_pipeline.services import render_services, services
 from rqwen3_pipeline.settings import RunRoot, Settings
 from tests.postgres import PostgresServer
@@ -73,6 +74,13 @@ def test_services_with_a_damaged_event_store_say_so(root):
         pass
     (root.dagster_home / "storage/history/runs.db").write_bytes(b"no database, but long enough to be read as one" * 99)
     assert "whether it lives can't be told" in look(root)
+
+
+def test_services_without_the_packages_of_postgres_name_the_command_that_brings_them(root, monkeypatch):
+    monkeypatch.setenv("RQWEN3_POSTGRES_URL", "postgresql://me:secret@db/x")
+    render_home(root)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    assert "make install-cluster" in look(root)
 
 
 def test_services_tell_place_and_reason_of_what_waits_and_that_slurm_is_away(root, tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -6,9 +7,10 @@ import sys
 
 import pytest
 
-from model.errors import LockHeldError
+from model import files
+from model.errors import EnvironmentProblem, LockHeldError
 from rqwen3_pipeline.corpus.build import items_of, run_stage
-from rqwen3_pipeline.corpus.claims import claim_path, claimed, sweep_claims
+from rqwen3_pipeline.corpus.claims import claim_path, claimed, claimed_in_turn, sweep_claims
 from rqwen3_pipeline.corpus.lock import lock_folder
 
 HOLD = """
@@ -99,3 +101,13 @@ with claimed(RunRoot(Path(sys.argv[1])), "raw", items):
 """
     done = subprocess.run([sys.executable, "-c", code, str(root.path)], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == 300
+
+
+@pytest.mark.timeout(30)
+def test_claim_in_turn_on_a_file_system_without_locks_is_refused_and_does_not_wait(root, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    with pytest.raises(EnvironmentProblem, match="takes no file locks"), claimed_in_turn(root, "x", [("y", "z")]):
+        pass

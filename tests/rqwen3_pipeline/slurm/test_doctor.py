@@ -1,5 +1,8 @@
+import errno
+
 import pytest
 
+from rqwen3_pipeline import settings
 from rqwen3_pipeline.slurm import doctor
 from rqwen3_pipeline.slurm.client import Slurm
 from rqwen3_pipeline.slurm.cluster import Cluster
@@ -74,9 +77,35 @@ def test_network_file_system_under_sqlite_is_bad_with_the_way_out(tmp_path, monk
     assert ("RQWEN3_POSTGRES_URL" in render(found)) is not has_postgres
 
 
-def test_locks_that_do_not_hold_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor.fcntl, "lockf", lambda *_: None)
+def test_postgres_without_its_package_is_bad_with_the_command_that_brings_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=False, has_postgres=True)
+    assert verdicts(found)["event store"] is Verdict.BAD
+    assert "make install-cluster" in render(found)
+
+
+@pytest.mark.parametrize("take", ["lockf", "flock"])
+def test_locks_that_do_not_hold_are_found(tmp_path, monkeypatch, take):
+    monkeypatch.setattr(doctor.fcntl, take, named(take, lambda *_: None))
     assert doctor._locks(tmp_path).verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize("take", ["lockf", "flock"])
+def test_file_system_without_locks_is_bad_with_its_kind_and_the_way_out(tmp_path, monkeypatch, take):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(doctor.fcntl, take, named(take, refuse))
+    monkeypatch.setattr(doctor, "file_system_kind", lambda path: "lustre")
+    finding = doctor._locks(tmp_path)
+    assert finding.verdict is Verdict.BAD
+    for words in (f"no {take} on lustre", "Function not implemented", "RQWEN3_HOME", "mount option flock"):
+        assert words in finding.said
+
+
+def named(name, function):
+    function.__name__ = name
+    return function
 
 
 def test_database_that_loses_rows_is_found(tmp_path, monkeypatch):
