@@ -114,7 +114,7 @@ class TrainSession:
         tokens_SL = self._next_tokens(waiting)
         data_wait_s = time.perf_counter() - started
         if self.step == 0 and tokens_SL is not None and (self.config.parallel == "ddp" or self.team.size == 1):
-            self.start_logit_std = self._logit_std(tokens_SL[:1, :START_TOKENS])
+            self.start_logit_std = self._logit_std(tokens_SL[:1, :-1][:, :START_TOKENS])
         rate = learning_rate(self.step + 1, self.config)
         total = torch.zeros((), device=self.device)
         size = self.config.micro_batch_size

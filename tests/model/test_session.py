@@ -76,6 +76,14 @@ def test_blocks_that_no_compiler_takes_run_without_one_aloud(tiny, monkeypatch: 
     plain.close()
 
 
+def test_first_step_of_a_sequence_as_short_as_the_tables_are_tells_the_logits(tiny) -> None:
+    tiny.config_path.write_text(tiny.config_path.read_text().replace("max_seq_len = 64", "max_seq_len = 32"))
+    one = session(tiny)
+    assert one.train_step() is not None
+    assert one.start_logit_std is not None
+    one.close()
+
+
 def test_clipping_switched_off_leaves_the_gradient_and_still_tells_its_norm(tiny) -> None:
     text, weights, norms = tiny.config_path.read_text(), list[torch.Tensor](), list[float]()
     for clip in ("0", "1e9", "1e-3"):
