@@ -189,7 +189,7 @@ class TrainConfig:
     eval_every_steps: int = 1000
     """Steps between held-out evaluations; also at the first and the last step."""
     eval_max_tokens: int = 200_000
-    """Held-out tokens read per source and evaluation."""
+    """Most held-out tokens read per source and evaluation: whole documents, or the beginning of a longer first one."""
     sample_every_steps: int = 500
     """Steps between samples from the fixed prompt; also before the first and after the last step."""
     sample_prompt: str = "The theory of general relativity"
