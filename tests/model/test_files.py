@@ -125,3 +125,23 @@ def test_require_free_bytes_with_too_little_room_gives_both_figures(tmp_path: Pa
 
 def test_file_system_kind_of_proc_is_proc() -> None:
     assert files.file_system_kind(Path("/proc/self")) == "proc"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("9p", "afs", "beegfs", "ceph", "cifs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs"),
+        *("panfs", "pvfs2", "smb3", "smbfs", "wekafs"),
+        *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs", "fuse.s3fs", "fuse.anything-new"),
+    ],
+)
+def test_is_network_of_what_other_hosts_share(kind: str) -> None:
+    assert files.is_network(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "unknown"],
+)
+def test_is_network_of_what_is_local_is_not(kind: str) -> None:
+    assert not files.is_network(kind)
