@@ -149,7 +149,8 @@ MFU_CONVENTION = "6*(N - embedding) + 12*L*H*hd*T FLOPs a token, over the dense 
 def model_flops_utilisation(tokens_per_s: float, flops_per_token: int, device: torch.device) -> float | None:
     """Share of a device's peak that the model's own FLOPs make up; None where no peak is known.
 
-    `tokens_per_s` is the pace of one device: with several, the team's pace over their number. FLOPs by `CoreConfig.flops_per_token`: 6·(N − embedding) + 12·L·H·hd·T.
+    `tokens_per_s` is the pace of one device: with several, the team's pace over their number. FLOPs by
+    `CoreConfig.flops_per_token`: 6·(N − embedding) + 12·L·H·hd·T.
     """
     if device.type != "cuda":
         return None
