@@ -82,7 +82,7 @@ def make_step(model: nn.Module, training: TrainConfig, loss_of: Callable[[], Ten
     def step() -> float:
         loss = loss_of()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), training.grad_clip)
+        nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
@@ -221,7 +221,7 @@ def _cuda_step(built: Any, training: TrainConfig, device: torch.device, accumula
             with torch.autocast("cuda", torch.bfloat16):
                 loss = loss_of(tokens_BL)
             (loss / accumulation).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), training.grad_clip)
+        nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

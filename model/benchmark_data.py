@@ -1,7 +1,7 @@
 """Bring benchmarks' rows from the Hub, or from its cache, into a data folder that nodes without network read.
 
 Written as `<data>/<folder>/<split>.parquet` in the Hub's columns, with the origin and the SHA-256
-beside it. Rows are checked before they get their name. Costs some 30 MB for all of them.
+beside it. Rows are checked, and their origin is written, before they get their name. Costs some 30 MB for all of them.
 
     python -m model.benchmark_data --data DIR --tasks arc_easy,mmlu [--cache-only]
 """
@@ -44,16 +44,12 @@ def fetch(task: Benchmark, data: Path) -> Path:
     path = data / task.folder / f"{task.split}.parquet"
     with atomic_path(path) as temporary:
         rows.to_parquet(temporary)  # pyright: ignore[reportAttributeAccessIssue] one split is a Dataset
-        draft = temporary.with_name(f"{temporary.name}.parquet")
-        temporary.rename(draft)
         try:
-            read_rows(draft, task)
+            read_rows(temporary, task, path.suffix)
         except SourceError as error:
             raise SourceError(f"{task.name}: what {task.dataset} gave can't be scored. {error}") from error
-        finally:
-            draft.rename(temporary)
-    origin = {"dataset": task.dataset, "config": task.config, "split": task.split}
-    write_json(path.with_suffix(".origin.json"), {**origin, "sha256": sha256_file(path)})
+        origin = {"dataset": task.dataset, "config": task.config, "split": task.split}
+        write_json(path.with_suffix(".origin.json"), {**origin, "sha256": sha256_file(temporary)})
     return path
 
 

@@ -193,14 +193,19 @@ def data_file(data: Path, task: Benchmark) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def read_rows(path: Path, task: Benchmark) -> list[Row]:
+def read_rows(path: Path, task: Benchmark, kind: str | None = None) -> list[Row]:
     """Every row of a task's file, its columns and labels checked.
+
+    Args:
+        path: the file.
+        task: whose rows it holds.
+        kind: the suffix of its format, where its name has another.
 
     Raises:
         SourceError: the file is damaged or empty, a column is missing, or a row's label is not usable;
             the message names the file and the row.
     """
-    rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+    rows = _parquet_rows(path) if (kind or path.suffix) == ".parquet" else _json_rows(path)
     if not rows:
         raise SourceError(f"{path}: holds no row. Fetch it again: rqwen3 eval --prefetch")
     for number, row in enumerate(rows, 1):

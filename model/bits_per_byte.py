@@ -2,8 +2,8 @@
 
 The held-out documents of a source form the stream EOS doc1 EOS doc2 EOS …, cut into windows of
 seq_len + 1 tokens, seq_len apart, as in training. A token's loss counts for its document; the EOS
-after a document counts for nothing. Bits per byte is the summed loss in bits over the documents'
-UTF-8 bytes, so models of different tokenizers can be compared. Costs one forward pass over at most
+after a document counts for nothing. Bits per byte is the summed loss in bits over the UTF-8 bytes
+that these tokens stand for, so models of different tokenizers can be compared. Costs one forward pass over at most
 `max_tokens` per source.
 """
 
@@ -38,11 +38,11 @@ class HeldoutStream:
     document: npt.NDArray[np.int64]
     """For each token of the stream its document's number; -1 where it is not counted (EOS)."""
     text_bytes: npt.NDArray[np.int64]
-    """UTF-8 bytes of each document; those that its tokens stand for are the same number."""
+    """UTF-8 bytes that each document's tokens stand for: all of its text, unless it is cut."""
 
 
 def heldout_streams(manifest: Manifest, max_tokens: int) -> tuple[list[HeldoutStream], list[str]]:
-    """Read the first whole held-out documents of every source, up to `max_tokens`, at least one.
+    """Read the first whole held-out documents of every source, up to `max_tokens`; a longer first one is cut there.
 
     Returns:
         The streams, and the names of the sources that have no held-out document.
@@ -74,12 +74,13 @@ def _stream(manifest: Manifest, source: str, max_tokens: int, lengths_: npt.NDAr
         for start, end, text_bytes in list(_documents(manifest, entry)):
             if bytes_ and used_tokens + end - start > max_tokens:
                 return _finish(source, tokens_, document_, bytes_)
-            tokens_.append(shard_[start:end].astype(np.int64))
-            _check_bytes(entry, len(bytes_), int(lengths_[tokens_[-1][:-1]].sum()), text_bytes)
+            ids_ = shard_[start:end].astype(np.int64)
+            _check_bytes(entry, len(bytes_), int(lengths_[ids_[:-1]].sum()), text_bytes)
             numbers_ = np.full(end - start, len(bytes_), np.int64)
             numbers_[-1] = -1
-            document_.append(numbers_)
-            bytes_.append(text_bytes)
+            tokens_.append(ids_[:max_tokens])
+            document_.append(numbers_[:max_tokens])
+            bytes_.append(int(lengths_[ids_[:-1][:max_tokens]].sum()))
             used_tokens += end - start
     return _finish(source, tokens_, document_, bytes_) if bytes_ else None
 

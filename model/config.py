@@ -7,12 +7,13 @@ checkpoint says everything. A misspelt key is refused with the list of the valid
 """
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.config_build import LINE, build, read_toml, unknown_names
+from model.config_build import LINE, build, read_toml, unknown_names, unwritable
 from model.errors import ConfigError
 
 SECTIONS = ("run", "data", "model", "training", "submissions", "evaluation")
@@ -172,7 +173,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     """On tensors of two or more dimensions whose name has no "norm"."""
     grad_clip: float = 1.0
-    """Largest global gradient norm."""
+    """Largest global gradient norm; 0 switches clipping off."""
     log_every_steps: int = 10
     """Steps between metrics lines; the first and the last step are always logged."""
     save_every_steps: int = 1000
@@ -188,7 +189,7 @@ class TrainConfig:
     eval_every_steps: int = 1000
     """Steps between held-out evaluations; also at the first and the last step."""
     eval_max_tokens: int = 200_000
-    """Held-out tokens read per source and evaluation."""
+    """Most held-out tokens read per source and evaluation: whole documents, or the beginning of a longer first one."""
     sample_every_steps: int = 500
     """Steps between samples from the fixed prompt; also before the first and after the last step."""
     sample_prompt: str = "The theory of general relativity"
@@ -220,7 +221,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         sizes = ("max_steps", "seq_len", "micro_batch_size", "accumulation", "keep_last", "sample_new_tokens")
-        rates = ("learning_rate", "grad_clip", "adam_eps")
+        rates = ("learning_rate", "adam_eps")
         cadences = ("log_every_steps", "save_every_steps", "eval_every_steps", "sample_every_steps", "keep_every_steps")
         for name in (*sizes, *rates, *cadences, "eval_max_tokens"):
             _require(getattr(self, name) > 0, f"training.{name} = {getattr(self, name)} must be above 0")
@@ -228,6 +229,7 @@ class TrainConfig:
             "warmup_steps",
             "min_learning_rate",
             "weight_decay",
+            "grad_clip",
             "lead_s",
             "keep_first_step",
             "seed",
@@ -263,6 +265,11 @@ class TrainConfig:
     def tokens_per_step(self) -> int:
         """Target tokens of one optimiser step."""
         return self.sequences_per_step * self.seq_len
+
+    @property
+    def max_grad_norm(self) -> float:
+        """Norm that gradients are clipped to; infinite where clipping is off."""
+        return self.grad_clip or math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +319,9 @@ def load_run_config(path: Path) -> RunConfig:
     if unknown := [name for name in sections if name not in SECTIONS]:
         problems.append(unknown_names("section", unknown, SECTIONS))
     parts: list[Any] = []
-    for name, cls in (("run", _RunSection), ("model", CoreConfig), ("training", TrainConfig)):
+    own = {"run": _RunSection, "model": CoreConfig, "training": TrainConfig}
+    problems += unwritable({name: values for name, values in sections.items() if name not in own}, "")
+    for name, cls in own.items():
         try:
             parts.append(build(cls, sections.get(name, {}), name))
         except ConfigError as error:

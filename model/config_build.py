@@ -4,7 +4,9 @@ Free of torch. The parts that a message lists stand one to a line.
 """
 
 import dataclasses
+import datetime
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -14,6 +16,12 @@ from typing import Any
 from model.errors import ConfigError
 
 LINE = "\n  "
+INSTEAD_OF_INFINITY = {
+    "training.grad_clip": "0 switches clipping off",
+    "training.save_every_minutes": "0 is never",
+    "submissions.time_limit_s": "0 is none",
+}
+"""What says "no limit", by key."""
 T = typing.TypeVar("T")
 
 
@@ -40,8 +48,8 @@ def build(cls: type[T], values: Any, where: str) -> T:
         where: its dotted name, for messages.
 
     Raises:
-        ConfigError: unknown keys (the valid ones are listed), missing ones, wrong types: all of them are named;
-            or the first value that is not possible.
+        ConfigError: unknown keys (the valid ones are listed), missing ones, wrong types, numbers that are not
+            finite: all of them are named; or the first value that is not possible.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"[{where}] must be a table, not {values!r}")
@@ -58,11 +66,32 @@ def build(cls: type[T], values: Any, where: str) -> T:
     for key in table.keys() & fields.keys():
         try:
             arguments[key] = _coerce(table[key], hints[key], f"{where}.{key}")
+            problems += unwritable(arguments[key], f"{where}.{key}")
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError(LINE.join(sorted(problems)))
     return cls(**arguments)
+
+
+def unwritable(value: Any, where: str) -> list[str]:
+    """What is said of values, at any depth, that JSON can't hold: each copy of a configuration is saved as JSON.
+
+    Args:
+        value: as read from TOML.
+        where: its dotted name, for messages.
+    """
+    if isinstance(value, dict):
+        entries = typing.cast(dict[str, Any], value).items()
+        return [told for key, entry in entries for told in unwritable(entry, f"{where}.{key}" if where else key)]
+    if isinstance(value, list | tuple):
+        return [told for entry in typing.cast(list[Any], value) for told in unwritable(entry, where)]
+    if isinstance(value, float) and not math.isfinite(value):
+        instead = INSTEAD_OF_INFINITY.get(where)
+        return [f"{where} = {value} must be a finite number{f'; {instead}' if instead else ''}"]
+    if isinstance(value, datetime.date | datetime.time):
+        return [f'{where} = {value} must be text: write "{value}"']
+    return []
 
 
 def _coerce(value: Any, hint: Any, where: str) -> Any:

@@ -174,7 +174,10 @@ def out_of_memory(run: RunConfig, device: torch.device, error: BaseException, wh
 
 
 def _scratch_save(run_dir: Path, session: TrainSession) -> tuple[float, int]:
-    """Save on the run's own file system under a name that no reader looks at; seconds and bytes."""
+    """Save on the run's own file system under a name that no reader looks at; seconds and bytes.
+
+    The sidecar is a real one, so that what can't be written of it shows here.
+    """
     folder = run_dir
     while not folder.exists():
         folder = folder.parent
@@ -183,8 +186,8 @@ def _scratch_save(run_dir: Path, session: TrainSession) -> tuple[float, int]:
     scratch = temporary_path(name)
     try:
         began = time.perf_counter()
-        state = session.state()
-        saved = session.team.first_does(lambda: checkpoint.save(scratch / "scratch.pt", state, {}))
+        state, sidecar = session.state(), {**metrics.provenance(session.device), **session.sidecar()}
+        saved = session.team.first_does(lambda: checkpoint.save(scratch / "scratch.pt", state, sidecar))
         return time.perf_counter() - began, saved.sidecar["bytes"]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -31,9 +31,20 @@ FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _HELD = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES))
 """What `flock` answers where another holds the lock; anything else means that there are none to be had."""
 _NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "afs"}
-)
+NETWORK_FILE_SYSTEMS = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "cvfs", "dvs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
+    "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "vboxsf", "wekafs",
+})  # fmt: skip
+LOCAL_FUSE = frozenset({
+    "fuse.bindfs", "fuse.encfs", "fuse.fuse-overlayfs", "fuse.fuse2fs", "fuse.gocryptfs", "fuse.lxcfs", "fuse.mergerfs",
+    "fuse.ntfs-3g", "fuse.portal", "fuse.squashfuse", "fuse.squashfuse_ll", "fuse.unionfs",
+})  # fmt: skip
+"""Of what runs in user space the few that keep their files on this host; the others mostly reach for a server."""
+
+
+def is_network(kind: str) -> bool:
+    """Whether a type of file system, as the mount table names it, is one that other hosts may write to as well."""
+    return kind in NETWORK_FILE_SYSTEMS or (kind.startswith("fuse.") and kind not in LOCAL_FUSE)
 
 
 LEFT_S = 86_400.0

@@ -14,7 +14,7 @@ class Gpu:
     """One kind of GPU."""
 
     name: str
-    """As on the command line."""
+    """As on the command line, where the plan takes it."""
     device_names: tuple[str, ...]
     """Parts of the name that the driver gives it; the first kind that matches counts."""
     memory_gib: float
@@ -39,6 +39,15 @@ GPUS = (
     Gpu(name="h200", device_names=("H200",), memory_gib=139.8, peak_flops=989e12, bandwidth_bytes_per_s=4.8e12),
     Gpu(name="4090", device_names=("4090",), memory_gib=23.64, peak_flops=165.2e12, bandwidth_bytes_per_s=1.01e12),
 )
+"""What a plan can be made for."""
+VARIANTS = (
+    Gpu(name="h100-pcie", device_names=("H100 PCIe",), memory_gib=79.10, peak_flops=756e12, bandwidth_bytes_per_s=2e12),
+    Gpu(name="h100-nvl", device_names=("H100 NVL",), memory_gib=93.0, peak_flops=835e12, bandwidth_bytes_per_s=3.9e12),
+    Gpu(name="h200-nvl", device_names=("H200 NVL",), memory_gib=139.8, peak_flops=835e12, bandwidth_bytes_per_s=4.8e12),
+)
+"""Cards with the name of one of those that compute less, by NVIDIA's data sheets; known by their device name alone."""
+SLOWER = ("MIG", "Laptop", "4090 D")
+"""Parts of the names of devices that compute less than their kind, each differently: rather not known than wrong."""
 
 
 def gpu_named(name: str) -> Gpu:
@@ -55,4 +64,6 @@ def gpu_named(name: str) -> Gpu:
 
 def gpu_of_device(device_name: str) -> Gpu | None:
     """The GPU of a driver's device name ("NVIDIA L40S"); None if it is not known."""
-    return next((gpu for gpu in GPUS if any(part in device_name for part in gpu.device_names)), None)
+    if any(part in device_name for part in SLOWER):
+        return None
+    return next((gpu for gpu in (*VARIANTS, *GPUS) if any(part in device_name for part in gpu.device_names)), None)

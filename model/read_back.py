@@ -7,7 +7,6 @@ where it is installed, within rounding. Costs three forward passes over 64 token
 
 import importlib.util
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +96,7 @@ def through_transformers(folder: Path, model: RQwen3) -> float | None:
 
 def cut_streams(manifest: Path) -> list[HeldoutStream]:
     """The beginning of each source's held-out documents."""
-    streams, _ = heldout_streams(read_manifest(manifest), HELDOUT_TOKENS)
-    return [
-        replace(stream, tokens=stream.tokens[: HELDOUT_TOKENS + 1], document=stream.document[: HELDOUT_TOKENS + 1])
-        for stream in streams
-    ]
+    return heldout_streams(read_manifest(manifest), HELDOUT_TOKENS)[0]
 
 
 def heldout_loss(model: RQwen3, streams: list[HeldoutStream], run: RunConfig) -> tuple[float | None, int]:

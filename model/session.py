@@ -129,7 +129,7 @@ class TrainSession:
             with self.shared.accumulating(last=number + 1 == self.micro_batches):
                 total += self._micro_batch(micro_batch)
         phases.enter("optimizer_step", self.step + 1)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         loss, grad_norm, skipped = self._update(total, norm, rate)
         self.step += 1
         self.loss_history.append(loss)
@@ -251,6 +251,15 @@ class TrainSession:
             "scheduler_state_dict": scheduler_state(self.step, self.config),
             "loss_history": list(self.loss_history),
             "data_offset": self.data_offset,
+        }
+
+    def sidecar(self) -> dict[str, Any]:
+        """What a checkpoint's sidecar says of the session; each rank's own random state."""
+        return {
+            "config": self.run.resolved(),
+            "data_fingerprint": self.windows.manifest.sha256,
+            "rng": self.random_state(),
+            "compiled": self.compiled,
         }
 
     def random_state(self) -> dict[str, str | None]:

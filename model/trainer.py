@@ -133,7 +133,6 @@ class _Trainer:
             checkpoint.warn(f"no held-out document of {', '.join(missing)}: no held-out loss there.")
         checked = sum(len(stream.text_bytes) for stream in self.streams)
         say(f"held-out: the tokens of all {checked:,} documents stand for exactly the bytes of their texts")
-        self.manifest = manifest
         needed_bytes = 2 * checkpoint_bytes(self.run_config.model)
         self.team.first_does(lambda: require_free_bytes(self.folder, needed_bytes, "two checkpoints"))
         session = TrainSession(self.run_config, windows, self.team)
@@ -290,10 +289,7 @@ class _Trainer:
         phases.enter("snapshot", session.step, synchronous=not background)
         sidecar = {
             **self.provenance,
-            "config": self.run_config.resolved(),
-            "data_fingerprint": self.manifest.sha256,
-            "rng": session.random_state(),
-            "compiled": session.compiled,
+            **session.sidecar(),
             "submission": self.submission.attempt.submission,
             "attempt": self.submission.attempt.attempt,
             "created": metrics.now(),

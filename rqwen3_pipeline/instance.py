@@ -15,7 +15,7 @@ import yaml
 from dagster import DagsterRunStatus, RunsFilter
 
 from model.errors import EnvironmentProblem
-from model.files import NETWORK_FILE_SYSTEMS, file_system_kind, write_text
+from model.files import file_system_kind, is_network, write_text
 from rqwen3_pipeline.settings import RunRoot, Settings, postgres_problem, shipped
 
 LOCAL_CONFIG = "dagster.local.yaml"
@@ -43,7 +43,7 @@ def render_home(root: RunRoot) -> Path:
         if (problem := postgres_problem()) is not None:
             raise EnvironmentProblem(problem)
         os.environ[POSTGRES_URL] = _psycopg2(settings.postgres_url.get_secret_value())
-    elif kind in NETWORK_FILE_SYSTEMS:
+    elif is_network(kind):
         raise EnvironmentProblem(
             f"{home} lies on {kind}, a network file system, under which SQLite loses its locks. Set RQWEN3_HOME to "
             f"a folder on a local disk, or {POSTGRES_URL} to a Postgres database that all hosts reach."

@@ -13,6 +13,7 @@ from model.config import CoreConfig, RunConfig, TrainConfig
 from model.gpus import GPUS, Gpu
 from model.memory import FP32_BYTES, GIB, MARGIN, Execution, plan_memory
 from model.memory_walk import find_failure, fits, largest_micro_batch
+from rqwen3_pipeline.training import submissions_config
 
 MFUS = (0.2, 0.3, 0.4, 0.45, 0.5)
 """Shares of the peak for which times are given unless one is asked for."""
@@ -120,8 +121,8 @@ def disk(run: RunConfig, checkpoint_bytes: int) -> dict[str, int]:
 def _on_gpu(run: RunConfig, how: Execution, gpu: Gpu, mfu: float | None) -> dict[str, Any]:
     model, training, capacity = run.model, run.training, gpu.memory_gib
     failure = find_failure(model, training, how, capacity) or find_failure(model, training, how, capacity, MARGIN)
-    limit_s = float(run.sections.get("submissions", {}).get("time_limit_s", 86_400.0))
-    lead_s = min(training.lead_s, limit_s / 3)
+    limit_s = submissions_config(run).time_limit_s
+    slice_s = limit_s - min(training.lead_s, limit_s / 3)
     times = {}
     for share in (mfu,) if mfu else MFUS:
         tokens_per_s = share * gpu.peak_flops / model.flops_per_token(training.seq_len)
@@ -130,7 +131,7 @@ def _on_gpu(run: RunConfig, how: Execution, gpu: Gpu, mfu: float | None) -> dict
             "tokens_per_s": tokens_per_s,
             "step_s": training.tokens_per_step / tokens_per_s,
             "days": seconds / 86_400,
-            "submissions": math.ceil(seconds / (limit_s - lead_s)),
+            "submissions": math.ceil(seconds / slice_s) if limit_s else 1,
         }
     return {
         "capacity_gib": capacity,

@@ -314,6 +314,11 @@ def _source(name: str, values: Any) -> SourceConfig:
         if key in values and name != "fineweb_edu":
             raise ConfigError(f"{where}.{key}: only fineweb_edu has a score. Remove it.")
     source = build(SourceConfig, DEFAULTS[name] | values, where)
+    if source.score_column == "int_score":
+        raise ConfigError(
+            f'{where}.score_column = "int_score" is the score rounded, so a least score of 3 would let 2.5 pass. '
+            'Write "score", or leave the key out.'
+        )
     if not source.share > 0.0:
         raise ConfigError(f"{where}.share = {source.share} must be above 0; to leave a source out, remove its table")
     if source.min_chars < 0 or source.max_chars < 0:

@@ -28,8 +28,9 @@ def places(root: RunRoot, first: str) -> dict[str, RunRoot]:
     if root.variations.exists():
         elsewhere = read_json(root.variations)
     found = {path.parent.name: root for path in root.path.glob("experiments/*/config.toml")}
-    found |= {name: RunRoot((root.path / place).resolve()) for name, place in elsewhere.items()}
-    found = {name: place for name, place in found.items() if (place.experiment(name) / "config.toml").is_file()}
+    for name, place in elsewhere.items():
+        if ((there := RunRoot((root.path / place).resolve())).experiment(name) / "config.toml").is_file():
+            found[name] = there
     return {name: found[name] for name in sorted(found, key=lambda name: (name != first, name))}
 
 

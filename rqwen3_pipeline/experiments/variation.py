@@ -3,7 +3,8 @@
 Where only model or training differ, the new experiment lives in the same run root, over the same
 manifest. Where the corpus differs it gets a run root of its own, into which all pieces are linked that
 would come out the same: those whose stamps state the new settings and whose inputs were linked too.
-Links cost no space, and nothing is ever written into a finished piece.
+Links cost no space, and nothing is ever written into a finished piece. That run root is made under a
+temporary name, so one that was killed is no hindrance to the next try.
 """
 
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 from model.config import RunConfig, load_run_config
 from model.errors import ConfigError, CorpusError
-from model.files import read_json, write_json, write_text
+from model.files import fsync_folder, read_json, sweep_dead, temporary_path, write_json, write_text
 from rqwen3_pipeline.corpus.lock import Lock, save_lock
 from rqwen3_pipeline.corpus.pieces import Item, is_current, items_of
 from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig, budgets, corpus_config
@@ -87,11 +88,20 @@ def make_variation(root: RunRoot, base: RunConfig, name: str, settings: Sequence
     config = target.experiment(name) / "config.toml"
     if config.exists() or (not same_corpus and target.path.exists()):
         raise ConfigError(f"{config.parent if same_corpus else target.path}: there already. Choose another name.")
-    shared = {} if same_corpus else share_pieces(root, target, base, run)
-    write_text(config, text)
-    if not same_corpus:
+    if same_corpus:
+        write_text(config, text)
+        return Variation(name=name, root=target.path, config=config, shared={})
+    sweep_dead(target.path)
+    draft = RunRoot(temporary_path(target.path))
+    try:
+        shared = share_pieces(root, draft, base, run)
+        write_text(draft.experiment(name) / "config.toml", text)
         known = read_json(root.variations) if root.variations.exists() else {}
         write_json(root.variations, known | {name: os.path.relpath(target.path, root.path)})
+        draft.path.rename(target.path)
+        fsync_folder(target.path.parent)
+    finally:
+        shutil.rmtree(draft.path, ignore_errors=True)
     return Variation(name=name, root=target.path, config=config, shared=shared)
 
 

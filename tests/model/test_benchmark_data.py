@@ -1,4 +1,7 @@
 import json
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import datasets
@@ -69,6 +72,25 @@ def test_rows_without_labels_are_refused_and_nothing_is_left(hub, tmp_path: Path
     assert fetch(tmp_path, "--tasks", "hellaswag") == 1
     assert "row 2: label = ''" in capsys.readouterr().err
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_killed_fetch_left_goes_with_the_next_one(hub, tmp_path: Path, monkeypatch) -> None:
+    has, _ = hub
+    has["baber/piqa"] = [ROWS["piqa"]]
+
+    def killed() -> None:
+        monkeypatch.setattr(benchmark_data, "read_rows", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        fetch(tmp_path, "--tasks", "piqa")
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".tmp"]
+    assert fetch(tmp_path, "--tasks", "piqa") == 0
+    path = data_file(tmp_path, BENCHMARKS["piqa"])
+    assert path is not None
+    assert {other.name for other in path.parent.iterdir()} == {path.name, f"{path.stem}.origin.json"}
 
 
 def test_unknown_name_is_refused_before_anything_is_asked_for(hub, tmp_path: Path, capsys) -> None:

@@ -108,7 +108,7 @@ def test_scores_leave_mode_and_weights_and_stop_when_told() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, built.parameters(), strict=True))
 
 
-def test_streams_hold_whole_documents_up_to_the_limit_and_at_least_one(tiny) -> None:
+def test_streams_hold_whole_documents_up_to_the_limit(tiny) -> None:
     whole, missing = heldout_streams(tiny.manifest, 10**9)
     assert ([s.source for s in whole], missing) == (["wikipedia", "textbooks"], [])
     for given, entry in zip(whole, tiny.manifest.heldout, strict=True):
@@ -119,9 +119,25 @@ def test_streams_hold_whole_documents_up_to_the_limit_and_at_least_one(tiny) -> 
         assert (given.document < 0).sum() == 1 + entry.documents
         assert (given.tokens[given.document < 0] == 256).all()
     first = whole[0].document.tolist().index(1)  # the first document with both its EOS
-    two = [heldout_streams(tiny.manifest, limit)[0][0] for limit in (1, first - 1)]
-    assert [len(s.text_bytes) for s in two] == [1, 1]
-    assert [len(s.tokens) for s in two] == [first, first]
+    second = whole[0].document.tolist().index(2)
+    three = [heldout_streams(tiny.manifest, limit)[0][0] for limit in (first - 1, second - 2, second - 1)]
+    assert [len(s.text_bytes) for s in three] == [1, 1, 2]
+    assert [len(s.tokens) for s in three] == [first, first, second]
+
+
+def test_longer_first_document_is_cut_at_the_limit_with_the_bytes_of_its_tokens(tiny) -> None:
+    whole = heldout_streams(tiny.manifest, 10**9)[0][0]
+    length = whole.document.tolist().index(1) - 2  # tokens of the first document; each is a byte
+    assert length > 9
+    for limit in (1, 2, 9, length - 1, length, length + 1):
+        cut = heldout_streams(tiny.manifest, limit)[0][0]
+        counted = min(limit, length)
+        assert cut.tokens.tolist() == whole.tokens[: 1 + limit].tolist()
+        assert cut.document.tolist() == [-1, *[0] * counted, *[-1] * (limit - counted)]
+        assert cut.text_bytes.tolist() == [counted]
+        result = document_losses(Counting(), cut, 4, 2)  # pyright: ignore[reportArgumentType]
+        assert result is not None
+        assert (result[0].tolist(), result[1].tolist()) == ([counted], [counted])
 
 
 def test_source_without_heldout_documents_is_named(tiny) -> None:

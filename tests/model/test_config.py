@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ MODEL = {
     "max_seq_len": 2048,
 }
 TRAINING = {"max_steps": 1000, "seq_len": 2048, "micro_batch_size": 8, "accumulation": 16}
+
+FLOATS = [field.name for field in dataclasses.fields(TrainConfig) if field.type is float]
+NOT_FINITE = [(name, value) for name in FLOATS for value in (float("inf"), float("-inf"), float("nan"))]
 
 
 def test_production_shape_has_the_published_counts() -> None:
@@ -49,6 +53,9 @@ def test_shipped_profiles_are_valid() -> None:
         ({"min_learning_rate": 1.0}, "is above"),
         ({"beta1": 1.0}, "must lie in"),
         ({"device": "tpu"}, "none of auto, cpu, cuda"),
+        ({"grad_clip": float("inf")}, "training.grad_clip = inf must be a finite number; 0 switches clipping off"),
+        ({"save_every_minutes": float("nan")}, "training.save_every_minutes = nan must be a finite number; 0 is never"),
+        *(({name: value}, f"training.{name} = {value} must be a finite number") for name, value in NOT_FINITE),
     ],
 )
 def test_unusable_value_is_refused_by_name(values: dict[str, object], message: str) -> None:
@@ -78,6 +85,22 @@ def test_missing_key_is_named() -> None:
 
 def test_whole_number_serves_as_float() -> None:
     assert build(TrainConfig, {**TRAINING, "grad_clip": 1}, "training").grad_clip == 1.0
+
+
+def test_what_no_sidecar_can_hold_is_refused_anywhere_in_a_file_by_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        (REPOSITORY / "configs" / "demo.toml").read_text().replace("[training]", "[training]\nadam_eps = nan")
+        + "[data.more]\nratio = [1.0, [-inf]]\n[evaluation.more]\nday = 2024-05-01\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(path)
+    for part in (
+        "training.adam_eps = nan must be a finite number",
+        "data.more.ratio = -inf must be a finite number",
+        'evaluation.more.day = 2024-05-01 must be text: write "2024-05-01"',
+    ):
+        assert part in str(caught.value), str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,14 @@ def test_loss_that_is_not_finite_from_the_start_is_refused(parts, monkeypatch: p
         dry_step.take(session, streams, run_dir, lambda: False)
 
 
+def test_sidecar_that_can_not_be_written_shows_in_the_dry_step(parts) -> None:
+    session, streams, run_dir = parts
+    session.run.sections["data"] = {"limit": float("inf")}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dry_step.take(session, streams, run_dir, lambda: False)
+    assert list(run_dir.iterdir()) == []
+
+
 def test_disk_that_takes_no_checkpoint_shows_in_the_dry_step(parts, monkeypatch: pytest.MonkeyPatch) -> None:
     session, streams, run_dir = parts
 

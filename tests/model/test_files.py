@@ -195,3 +195,23 @@ def test_lock_that_another_holds_is_refused_with_its_holder(tmp_path, monkeypatc
     monkeypatch.setattr(files.fcntl, "flock", answering(number))
     with pytest.raises(LockHeldError, match=r"by another \(host h, process 1\)"):
         files.hold_lock(tmp_path / "x.lock", "a test").__enter__()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("9p", "afs", "beegfs", "ceph", "cifs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs"),
+        *("panfs", "pvfs2", "smb3", "smbfs", "wekafs"),
+        *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs", "fuse.s3fs", "fuse.anything-new"),
+    ],
+)
+def test_is_network_of_what_other_hosts_share(kind: str) -> None:
+    assert files.is_network(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "unknown"],
+)
+def test_is_network_of_what_is_local_is_not(kind: str) -> None:
+    assert not files.is_network(kind)

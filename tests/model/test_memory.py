@@ -84,6 +84,21 @@ def test_plan_and_walk_are_free_of_torch() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
+@pytest.mark.parametrize(
+    ("device", "peak_tflops"),
+    [  # NVIDIA's data sheets, dense bf16 (half of what they give for sparse matrices)
+        *(("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989)),
+        *(("NVIDIA H200 NVL", 835), ("NVIDIA GH200 480GB", 989), ("NVIDIA A100-SXM4-80GB", 312)),
+        *(("NVIDIA A100 80GB PCIe", 312), ("NVIDIA GeForce RTX 4090", 165.2)),
+        *(("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("NVIDIA GeForce RTX 4090 D", None)),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+    ],
+)
+def test_gpu_of_device_has_the_peak_of_that_very_card(device: str, peak_tflops: float | None) -> None:
+    found = gpu_of_device(device)
+    assert (None if found is None else found.peak_flops) == (peak_tflops and pytest.approx(peak_tflops * 1e12))
+
+
 def test_gpus_are_found_by_either_name() -> None:
     assert gpu_named("L40S").memory_gib == 44.39
     names = ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA GeForce RTX 4090", "Tesla V100")

@@ -76,6 +76,29 @@ def test_blocks_that_no_compiler_takes_run_without_one_aloud(tiny, monkeypatch: 
     plain.close()
 
 
+def test_first_step_of_a_sequence_as_short_as_the_tables_are_tells_the_logits(tiny) -> None:
+    tiny.config_path.write_text(tiny.config_path.read_text().replace("max_seq_len = 64", "max_seq_len = 32"))
+    one = session(tiny)
+    assert one.train_step() is not None
+    assert one.start_logit_std is not None
+    one.close()
+
+
+def test_clipping_switched_off_leaves_the_gradient_and_still_tells_its_norm(tiny) -> None:
+    text, weights, norms = tiny.config_path.read_text(), list[torch.Tensor](), list[float]()
+    for clip in ("0", "1e9", "1e-3"):
+        tiny.config_path.write_text(f"{text}grad_clip = {clip}\nadam_eps = 1.0\n")  # so that the size matters
+        one = session(tiny)
+        result = one.train_step()
+        one.close()
+        assert result is not None
+        norms.append(result.grad_norm)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert norms[0] == norms[1] == norms[2] > 1e-3
+
+
 def test_gradient_of_a_step_is_that_of_all_its_windows_together(tiny) -> None:
     one = session(tiny)
     tokens_SL = one._next_tokens()

@@ -54,8 +54,9 @@ def test_home_with_postgres_keeps_the_password_out_of_the_file_and_takes_psycopg
     assert os.environ["RQWEN3_POSTGRES_URL"] == "postgresql+psycopg2://me:secret@db:5432/x"
 
 
-def test_home_on_a_network_file_system_is_refused_for_sqlite_and_taken_for_postgres(tmp_path, monkeypatch):
-    monkeypatch.setattr(instance, "file_system_kind", lambda path: "nfs4")
+@pytest.mark.parametrize("kind", ["nfs4", "panfs", "fuse.juicefs"])
+def test_home_on_a_network_file_system_is_refused_for_sqlite_and_taken_for_postgres(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(instance, "file_system_kind", lambda path: kind)
     with pytest.raises(EnvironmentProblem, match="RQWEN3_POSTGRES_URL"):
         rendered(tmp_path)
     assert "postgres" in rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")["storage"]

@@ -36,6 +36,24 @@ def test_plan_of_the_production_run_fits_and_says_all_it_should() -> None:
     assert found["disk_bytes"]["shards"] == 4 * 13_107_200_000
 
 
+@pytest.mark.parametrize(("limit", "submissions"), [("time_limit_s = 0", 1), ("", 1), ("time_limit_s = 43_200", 11)])
+def test_plan_without_a_time_limit_is_of_one_submission(tmp_path: Path, limit: str, submissions: int) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(Path(CONFIG).read_text().replace("time_limit_s = 86400.0", limit))
+    result = CliRunner().invoke(main, ["plan", "--config", str(path), "--gpu", "l40s", "--json"])
+    assert json.loads(result.stdout)["gpus"]["l40s"]["mfu"]["0.4"]["submissions"] == submissions
+    refused = CliRunner().invoke(main, ["plan", "--config", str(path), "--gpu", "4090", *REFERENCE])
+    assert "What fits: " in refused.stderr
+
+
+def test_plan_of_an_impossible_time_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(Path(CONFIG).read_text().replace("time_limit_s = 86400.0", "time_limit_s = -1"))
+    result = CliRunner().invoke(main, ["plan", "--config", str(path)])
+    assert result.exit_code == 2
+    assert "submissions.time_limit_s = -1.0 must not be negative" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -1,6 +1,8 @@
 """Variations of an experiment over a real small corpus: what is shared, what is made anew, what is refused."""
 
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from model.config import load_run_config
 from model.errors import ConfigError
 from rqwen3_pipeline.corpus.build import build_corpus
 from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.evidence.comparison import places
+from rqwen3_pipeline.experiments import variation
 from rqwen3_pipeline.experiments.variation import changed_sections, make_variation
 from rqwen3_pipeline.settings import RunRoot
 from tests.rqwen3_pipeline.site import hashes
@@ -67,6 +71,38 @@ def test_variation_under_a_name_that_is_taken_is_refused(corpus_run):
     vary(corpus_run, "twice", "training.seed=2")
     with pytest.raises(ConfigError, match="there already"):
         vary(corpus_run, "twice", "training.seed=3")
+
+
+@pytest.mark.parametrize("place", ["_share_piece", "save_lock", "write_text", "write_json", "fsync_folder"])
+def test_variation_killed_anywhere_is_made_by_the_same_command_again(corpus_run, place):
+    def make() -> None:
+        vary(corpus_run, "stricter", "data.fineweb_edu.min_score=3.9")
+
+    def killed() -> None:
+        setattr(variation, place, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        make()
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    done = place == "fsync_folder"  # the last act
+    assert list(places(corpus_run.root, "small")) == ["stricter"] * done
+    if not done:
+        make()
+    assert list(places(corpus_run.root, "small")) == ["stricter"]
+    assert list(corpus_run.root.path.parent.glob(".*.tmp")) == []
+
+
+def test_variation_that_fails_leaves_nothing_in_the_way(corpus_run, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = sorted(corpus_run.root.path.parent.iterdir())
+    monkeypatch.setattr(variation, "_share_piece", full)
+    with pytest.raises(OSError, match="No space left"):
+        vary(corpus_run, "stricter", "data.fineweb_edu.min_score=3.9")
+    assert sorted(corpus_run.root.path.parent.iterdir()) == before
 
 
 @pytest.mark.parametrize(

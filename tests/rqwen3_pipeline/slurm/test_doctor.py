@@ -69,9 +69,10 @@ def test_slurm_that_is_too_old_is_bad_and_one_without_accounting_a_warning(tmp_p
     assert "older than 20.11" in render(found)
 
 
+@pytest.mark.parametrize("kind", ["nfs4", "wekafs", "fuse.glusterfs"])
 @pytest.mark.parametrize(("has_postgres", "verdict"), [(False, Verdict.BAD), (True, None)])
-def test_network_file_system_under_sqlite_is_bad_with_the_way_out(tmp_path, monkeypatch, has_postgres, verdict):
-    monkeypatch.setattr(doctor, "file_system_kind", lambda path: "nfs4")
+def test_network_file_system_under_sqlite_is_bad_with_the_way_out(tmp_path, monkeypatch, kind, has_postgres, verdict):
+    monkeypatch.setattr(doctor, "file_system_kind", lambda path: kind)
     found = examine(tmp_path, Cluster(), Slurm(), wants_slurm=False, has_postgres=has_postgres)
     assert verdicts(found).get("event store") is verdict
     assert ("RQWEN3_POSTGRES_URL" in render(found)) is not has_postgres
