@@ -156,8 +156,7 @@ class Slurm:
         """
         found = {job.job_id: job for job in self.jobs(fresh=True).values() if job.name == name}
         if not found:
-            found = self._accounting_rows(["--name", name, "-S", "now-14days"])
-            found = {job.job_id: job for job in found.values() if job.name == name}
+            found = self.accounted_by_name([name])
         return sorted(found.values(), key=lambda job: job.job_id, reverse=True)
 
     def accounted(self, job_ids: Sequence[int]) -> dict[int, Job]:
@@ -166,6 +165,13 @@ class Slurm:
         Asked by id, since `sacct` else begins at midnight.
         """
         return self._accounting_rows(["-j", ",".join(map(str, job_ids))]) if job_ids else {}
+
+    def accounted_by_name(self, names: Sequence[str]) -> dict[int, Job]:
+        """What the accounting says of this user's jobs of these names, of the last two weeks; else as `accounted`."""
+        if not names:
+            return {}
+        found = self._accounting_rows(["--name", ",".join(names), "-S", "now-14days"])
+        return {job.job_id: job for job in found.values() if job.name in names}
 
     def rehearse(self, options: JobOptions) -> str:
         """Ask whether a job with these options would be taken, without sending one; returns sbatch's words.

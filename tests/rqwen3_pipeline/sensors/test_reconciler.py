@@ -22,7 +22,7 @@ def tick(desk, cursor=None):
     desk.slurm.commands.clear()
     context = dg.build_sensor_context(instance=desk.instance, cursor=cursor)
     said = slurm_reconciler(context).skip_message
-    assert len(desk.slurm.commands) <= 2
+    assert len(desk.slurm.commands) <= (3 if "sacct" in desk.slurm.commands else 2)
     return said, context.cursor
 
 
@@ -79,6 +79,46 @@ def test_ticks_fail_a_run_whose_job_is_not_there_only_when_it_stays_away(desk):
     longer_ago = {run_id: since - 200 for run_id, since in json.loads(cursor).items()}
     tick(desk, json.dumps(longer_ago))
     assert desk.read(run).status == Status.FAILURE
+
+
+def long_missing(desk, run):
+    """Ticks that find no job of the run in squeue, the second after the grace; gives the cursor."""
+    desk.slurm.listed.clear()
+    _, cursor = tick(desk)
+    assert "sacct" not in desk.slurm.commands
+    return tick(desk, json.dumps({run_id: since - 200 for run_id, since in json.loads(cursor).items()}))[1]
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.UNKNOWN])
+@pytest.mark.parametrize("noted", [True, False])
+def test_ticks_leave_a_run_alone_whose_job_only_the_accounting_knows(desk, state, noted):
+    run = desk.launch(desk.create())
+    desk.slurm.accounts = {100: job(100, state, name=f"dg-{run.run_id[:8]}-1")}
+    if not noted:
+        desk.instance.add_run_tags(run.run_id, {JOB_ID: ""})
+    cursor = long_missing(desk, run)
+    assert (desk.read(run).status, desk.read(run).tags[JOB_ID]) == (Status.STARTING, "100")
+    assert json.loads(cursor) == {}  # the grace begins anew
+
+
+def test_ticks_fail_a_run_whose_job_the_accounting_knows_as_ended_with_its_words(desk):
+    run = desk.launch(desk.create())
+    desk.slurm.accounts = {100: job(100, State.NODE_FAIL, name=f"dg-{run.run_id[:8]}-1")}
+    long_missing(desk, run)
+    assert desk.read(run).status == Status.FAILURE
+    assert f"The accounting says: SLURM job 100 (dg-{run.run_id[:8]}-1) is NODE_FAIL" in desk.messages(run)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ticks_call_a_run_cancelled_only_when_its_job_is_in_neither_squeue_nor_accounting(desk, known):
+    run = desk.started()
+    desk.launcher.terminate(run.run_id)
+    desk.slurm.cancelled.clear()
+    if known:
+        desk.slurm.accounts = {100: job(100, State.RUNNING, name=f"dg-{run.run_id[:8]}-1")}
+    long_missing(desk, run)
+    expected = (Status.CANCELING, [100]) if known else (Status.CANCELED, [])
+    assert (desk.read(run).status, desk.slurm.cancelled) == expected
 
 
 def test_tick_adopts_a_job_whose_id_was_lost(desk):

@@ -133,6 +133,18 @@ def test_find_sees_what_came_since_the_last_answer(bin_folder):
     assert len(calls(bin_folder)) == 2
 
 
+def test_accounting_asked_by_names_tells_those_jobs_alone_in_one_command(bin_folder):
+    lines = [
+        f"{job_id}|PENDING|0:0|None|2026-03-01T10:00:00|Unknown|Unknown|10|cpu|{name}\n"
+        for job_id, name in ((7, "dg-1-1"), (8, "dg-2-1"), (9, "dg-11-1"))
+    ]
+    programs(bin_folder, sacct={"out": "".join(lines)})
+    assert sorted(Slurm().accounted_by_name(["dg-1-1", "dg-2-1"])) == [7, 8]
+    assert Slurm().accounted_by_name([]) == {}
+    (call,) = calls(bin_folder)
+    assert "dg-1-1,dg-2-1" in call["argv"]
+
+
 def test_cancel_of_jobs_that_are_over_is_no_error(bin_folder):
     said = "scancel: error: Kill job error on job id 7: Invalid job id specified\n"
     programs(bin_folder, scancel={"err": said, "rc": 1})
