@@ -1,15 +1,16 @@
 """The reconciler: runs and jobs that disagree are put right, every half a minute.
 
-On by default, and silent where runs are not SLURM jobs. It also notes on each run how its job ended,
-since SLURM forgets that within minutes. `slurm.reconcile` decides, this module asks and carries out. A tick
-costs one squeue; one scancel more where jobs are to end, and a sacct where a run is about to be ended for
-want of its job: only what neither knows is lost.
+On by default, and silent where runs are not SLURM jobs. It also notes on each run why its job waits, and
+how it ended, since SLURM forgets that within minutes. `slurm.reconcile` decides, this module asks and
+carries out. A tick costs one squeue; one scancel more where jobs are to end, and a sacct where a run is
+about to be ended for want of its job: only what neither knows is lost.
 """
 
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -18,16 +19,19 @@ from dagster import DagsterRunStatus, RunRecord, RunsFilter
 from rqwen3_pipeline.experiments.observed import NEVER_STARTS_TAG, STATE_TAG, note_state
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, SlurmError
+from rqwen3_pipeline.slurm.cluster import PREFIX
 from rqwen3_pipeline.slurm.reconcile import Action, Verdict, belongs
-from rqwen3_pipeline.slurm.states import State
+from rqwen3_pipeline.slurm.states import Phase, State, never_starts
 
 if TYPE_CHECKING:
     from rqwen3_pipeline.launcher import SlurmRunLauncher
 
 INTERVAL_S = 30
 LIVE = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-UNLISTED = "squeue does not list it, the accounting does"
+UNLISTED = "squeue does not list it, sacct does; terminate the run if scontrol show job does not know it either"
 """Reason of a job that only the accounting knows."""
+WAITED_TAG = f"{PREFIX}waited_for"
+"""Tag with the last reason for which a run's job waited."""
 ENDS_JOB = (Verdict.CANCEL_JOB, Verdict.FAIL_AND_CANCEL, Verdict.CANCEL)
 
 
@@ -83,6 +87,8 @@ def judge(
     if unlisted:
         jobs = {**unlisted, **jobs}
         actions, missing = reconcile.decide(runs, jobs, missing_since, now, launcher.patience)
+    for run, record in zip(runs, records, strict=True):
+        note_waiting(instance, record.dagster_run, reconcile.pick(run, jobs))
     return actions, missing, told
 
 
@@ -99,6 +105,23 @@ def ask_accounting(
     names = [reconcile.job_name(run.run_id, launcher.files(run).attempt) for run in runs if run.run_id in nameless]
     by_id = launcher.slurm.accounted([action.job_id for action in doubted if action.job_id is not None])
     return {**by_id, **launcher.slurm.accounted_by_name(names)}
+
+
+def note_waiting(instance: dg.DagsterInstance, run: dg.DagsterRun, job: Job | None) -> None:
+    """Tell a run why its job waits, when that is another reason than before; of a list of nodes the head counts."""
+    if run.status != DagsterRunStatus.STARTING or job is None or not job.reason:
+        return
+    if job.phase not in (Phase.PENDING, Phase.RUNNING) or never_starts(job.reason):
+        return
+    if _head(job.reason) == _head(run.tags.get(WAITED_TAG, "")):
+        return
+    since = f"; submitted at {datetime.fromtimestamp(job.submitted, UTC).isoformat()}" if job.submitted else ""
+    instance.report_engine_event(f"The run waits for its job: {job.describe()}{since}.", run)
+    instance.add_run_tags(run.run_id, {WAITED_TAG: job.reason})
+
+
+def _head(reason: str) -> str:
+    return reason.partition(",")[0]
 
 
 def facts(launcher: "SlurmRunLauncher", record: RunRecord) -> reconcile.Run:

@@ -38,7 +38,7 @@ SAVE = "save"
 KINDS = ("cpu", "gpu", "transfer")
 CHOICES = {WHERE: (LOCAL, SLURM), KIND: KINDS, STOP: (SAVE, "at_once")}
 """Tags that are no options of SLURM, and what they may say."""
-BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended", "state", "exit_code", "never_starts")
+BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended", "state", "exit_code", "never_starts", "waited_for")
 """Tags that launcher and reconciler write."""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -9,7 +10,7 @@ from dagster import DagsterRunStatus as Status
 
 from rqwen3_pipeline.experiments.observed import NEVER_STARTS_TAG, STATE_TAG
 from rqwen3_pipeline.launcher import CANCEL_REQUESTED, JOB_ID
-from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
+from rqwen3_pipeline.sensors.reconciler import WAITED_TAG, slurm_reconciler
 from rqwen3_pipeline.slurm.client import SlurmUnavailable
 from rqwen3_pipeline.slurm.states import State
 from tests.rqwen3_pipeline.slurm.fake import job
@@ -61,6 +62,20 @@ def test_tick_leaves_a_job_that_waits_for_days_alone(desk):
     assert (desk.read(run).status, desk.slurm.cancelled) == (Status.STARTING, [])
 
 
+def test_ticks_tell_the_run_why_its_job_waits_once_for_each_reason(desk):
+    run = desk.launch(desk.create())
+    submitted = datetime(2026, 3, 1, 10, tzinfo=UTC).timestamp()
+    reasons = ("", "QOSMaxJobsPerUserLimit", "ReqNodeNotAvail, UnavailableNodes:g[1-4]", "ReqNodeNotAvail, May be down")
+    for reason in reasons:
+        desk.put(run, State.PENDING, reason=reason, submitted=submitted)
+        tick(desk)
+        tick(desk)
+    told = [line for line in desk.messages(run).splitlines() if line.startswith("The run waits for its job")]
+    assert ["QOSMaxJobsPerUserLimit" in told[0], "UnavailableNodes:g[1-4]" in told[1], len(told)] == [True, True, 2]
+    assert all("submitted at 2026-03-01T10:00:00+00:00" in line for line in told)
+    assert desk.read(run).tags[WAITED_TAG] == reasons[2]
+
+
 def test_tick_fails_a_run_whose_job_ended_before_it_started_with_the_logs_end(desk):
     run = desk.launch(desk.create())
     desk.launcher.files(run).log.write_text("ModuleNotFoundError: No module named 'dagster'\n")
@@ -98,6 +113,7 @@ def test_ticks_leave_a_run_alone_whose_job_only_the_accounting_knows(desk, state
         desk.instance.add_run_tags(run.run_id, {JOB_ID: ""})
     cursor = long_missing(desk, run)
     assert (desk.read(run).status, desk.read(run).tags[JOB_ID]) == (Status.STARTING, "100")
+    assert ("squeue does not list it, sacct does" in desk.messages(run)) == (state is not State.UNKNOWN)
     assert json.loads(cursor) == {}  # the grace begins anew
 
 
@@ -205,6 +221,11 @@ def test_job_that_the_reconciler_itself_cancels_does_not_read_as_cancelled_by_a_
 
 
 def test_run_that_copies_the_tags_of_another_begins_without_what_was_noted_on_that(desk):
-    noted = {STATE_TAG: "CANCELLED", NEVER_STARTS_TAG: "PartitionTimeLimit", CANCEL_REQUESTED: "1"}
+    noted = {
+        STATE_TAG: "CANCELLED",
+        WAITED_TAG: "Priority",
+        NEVER_STARTS_TAG: "PartitionTimeLimit",
+        CANCEL_REQUESTED: "1",
+    }
     run = desk.launch(desk.create(**noted))
     assert not any(desk.read(run).tags.get(tag) for tag in noted)
