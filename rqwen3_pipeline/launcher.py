@@ -135,7 +135,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
 
         Raises:
             DagsterUserCodeUnreachableError: SLURM does not answer; the queue tries again.
-            DagsterLaunchFailedError: the tags are not valid, or SLURM refused, with its words.
+            DagsterLaunchFailedError: the tags are not valid, there is no sbatch, or SLURM refused, with its words.
         """
         run = context.dagster_run
         try:

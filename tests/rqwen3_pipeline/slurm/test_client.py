@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rqwen3_pipeline.slurm import parsing
-from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
+from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmMissing, SlurmRejected, SlurmUnavailable, SlurmUnclear
 from rqwen3_pipeline.slurm.options import JobOptions
 from rqwen3_pipeline.slurm.states import Phase, State
 from tests.rqwen3_pipeline.slurm.fake import calls, programs
@@ -75,10 +75,14 @@ def test_submit_that_names_no_job_is_unclear(bin_folder):
         Slurm().submit(JobOptions(job_name="a"), "")
 
 
-def test_programs_not_on_path_are_unavailable_with_the_way_out(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "ask"), [("squeue", Slurm.jobs), ("sbatch", lambda slurm: slurm.submit(JobOptions(job_name="a"), ""))]
+)
+def test_programs_not_on_path_are_missing_and_no_outage_with_the_way_out(tmp_path, program, ask):
     os.environ["PATH"] = str(tmp_path)
-    with pytest.raises(SlurmUnavailable, match="squeue: not found on PATH"):
-        Slurm().jobs()
+    with pytest.raises(SlurmMissing, match=f"{program}: not found on PATH.*rqwen3 doctor") as raised:
+        ask(Slurm())
+    assert not isinstance(raised.value, SlurmUnavailable)
 
 
 @pytest.mark.parametrize("answer", [AWAY, {**AWAY, "rc": 0}])
