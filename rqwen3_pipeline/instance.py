@@ -17,10 +17,13 @@ from dagster import DagsterRunStatus, RunsFilter
 from model.errors import EnvironmentProblem
 from model.files import file_system_kind, is_network, write_text
 from rqwen3_pipeline.settings import RunRoot, Settings, postgres_problem, shipped
+from rqwen3_pipeline.slurm.cluster import Cluster, load_cluster
 
 LOCAL_CONFIG = "dagster.local.yaml"
 LOCAL_RUNS = 2
 """Runs at once on this host."""
+CANCEL_MARGIN_S = 600
+"""How much longer than a training job may take to save Dagster waits for the end of a cancelled run."""
 POSTGRES_URL = "RQWEN3_POSTGRES_URL"
 OWNER_TAG = "rqwen3/owner"
 """Tag of a run that lives in a local process: `<host>/<pid>/<start time of the process>`."""
@@ -32,6 +35,7 @@ def render_home(root: RunRoot) -> Path:
     Raises:
         EnvironmentProblem: the folder is on a network file system, where SQLite is not safe; or Postgres is asked
             for, and the packages for it are not installed.
+        ConfigError: runs are SLURM jobs, and the site's file can't be read.
     """
     import jinja2
 
@@ -48,13 +52,16 @@ def render_home(root: RunRoot) -> Path:
             f"{home} lies on {kind}, a network file system, under which SQLite loses its locks. Set RQWEN3_HOME to "
             f"a folder on a local disk, or {POSTGRES_URL} to a Postgres database that all hosts reach."
         )
+    slurm = settings.launcher == "slurm"
+    site = load_cluster(settings.cluster) if slurm and settings.cluster else Cluster()
     template = jinja2.Template(shipped("dagster.yaml").read_text(encoding="utf-8"), keep_trailing_newline=True)
     text = template.render(
         home=str(home),
         postgres=settings.postgres_url is not None,
-        slurm=settings.launcher == "slurm",
-        max_runs=settings.max_jobs if settings.launcher == "slurm" else LOCAL_RUNS,
-        launcher=json.dumps(_launcher_config(root, settings)),
+        slurm=slurm,
+        max_runs=settings.max_jobs if slurm else LOCAL_RUNS,
+        launcher=json.dumps(_launcher_config(root, settings, site)),
+        cancel_timeout_s=site.waits["save_budget_seconds"] + CANCEL_MARGIN_S,
     )
     target = home / "dagster.yaml"
     if not target.exists() or target.read_text(encoding="utf-8") != text:
@@ -62,8 +69,8 @@ def render_home(root: RunRoot) -> Path:
     return home
 
 
-def _launcher_config(root: RunRoot, settings: Settings) -> dict[str, str]:
-    config = {"home": str(root.path), "profile": str(settings.config_path)}
+def _launcher_config(root: RunRoot, settings: Settings, site: Cluster) -> dict[str, str | int]:
+    config = {"home": str(root.path), "profile": str(settings.config_path), **site.waits}
     return {**config, "cluster": str(settings.cluster)} if settings.cluster else config
 
 

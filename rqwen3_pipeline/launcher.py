@@ -35,6 +35,7 @@ from rqwen3_pipeline.slurm.cluster import (
     PREFIX,
     SAVE,
     STOP,
+    WAITS,
     WHERE,
     Cluster,
     Wish,
@@ -74,9 +75,9 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         home: str,
         cluster: str | None = None,
         profile: str | None = None,
-        timeout_seconds: int = 30,
-        missing_grace_seconds: int = 120,
-        save_budget_seconds: int = 600,
+        timeout_seconds: int = WAITS["timeout_seconds"],
+        missing_grace_seconds: int = WAITS["missing_grace_seconds"],
+        save_budget_seconds: int = WAITS["save_budget_seconds"],
         inst_data: ConfigurableClassData | None = None,
         slurm: Slurm | None = None,
     ) -> None:
@@ -103,9 +104,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
             "home": Field(StringSource, description="The run root."),
             "cluster": Field(Noneable(StringSource), is_required=False, description="The site's TOML file."),
             "profile": Field(Noneable(StringSource), is_required=False, description="The run's TOML file."),
-            "timeout_seconds": Field(IntSource, is_required=False, default_value=30),
-            "missing_grace_seconds": Field(IntSource, is_required=False, default_value=120),
-            "save_budget_seconds": Field(IntSource, is_required=False, default_value=600),
+            **{key: Field(IntSource, is_required=False, default_value=value) for key, value in WAITS.items()},
         }
 
     @classmethod
@@ -130,7 +129,7 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
 
         Raises:
             DagsterUserCodeUnreachableError: SLURM does not answer, or the lock server; the queue tries again.
-            DagsterLaunchFailedError: the tags are not valid, or SLURM refused, with its words.
+            DagsterLaunchFailedError: the tags are not valid, there is no sbatch, or SLURM refused, with its words.
         """
         run = context.dagster_run
         try:

@@ -21,7 +21,7 @@ from rqwen3_pipeline.plan import refusal
 from rqwen3_pipeline.programs import failure_code, run_program
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm import doctor
-from rqwen3_pipeline.slurm.client import Slurm, SlurmUnavailable
+from rqwen3_pipeline.slurm.client import Slurm, SlurmMissing, SlurmUnavailable
 from rqwen3_pipeline.slurm.cluster import Cluster
 from rqwen3_pipeline.training import pretrain_arguments
 
@@ -165,7 +165,7 @@ def scheduler(asked: Asked) -> Answer:
         return "submissions are no SLURM jobs here", {}
     try:
         return doctor.rehearse("gpu", asked.cluster, asked.slurm), {}
-    except SlurmUnavailable as error:  # that says nothing against the job; its launch waits for SLURM anyway
+    except (SlurmUnavailable, SlurmMissing) as error:  # says nothing against the job, which is sent elsewhere or later
         return f"could not be asked: {error}", {}
 
 

@@ -7,6 +7,7 @@ where runs are SLURM jobs, one squeue, and another one where some wait.
 """
 
 import sqlite3
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from rqwen3_pipeline.settings import RunRoot, Settings, postgres_problem
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
 from rqwen3_pipeline.slurm.reconcile import run_of
-from rqwen3_pipeline.slurm.states import Phase
+from rqwen3_pipeline.slurm.states import Phase, never_starts
 
 PATIENCE_S = 5
 STALE_S = 120.0
@@ -28,7 +29,8 @@ def services(root: RunRoot, settings: Settings) -> dict[str, Any]:
     Returns:
         `daemon`: None where no instance was made, else {age_s: seconds since its newest heartbeat or None,
         stale: [threads that are silent], problem}; `slurm`: None where runs are no SLURM jobs, else
-        {waiting: [{job_id, run_id, name, reason, partition, position, of, starts}], problem}.
+        {waiting: [{job_id, run_id, name, reason, never_starts, partition, position, of, submitted, waited_s,
+        starts}], problem}.
     """
     home = root.dagster_home / "dagster.yaml"
     if not home.is_file():
@@ -102,17 +104,23 @@ def _queue(slurm: Slurm) -> dict[str, Any]:
 
 
 def _waiting(job: Job, order: list[int]) -> dict[str, Any]:
-    starts = datetime.fromtimestamp(job.started, UTC).isoformat() if job.started else None
     return {
         "job_id": job.job_id,
         "run_id": run_of(job),
         "name": job.name,
         "reason": job.reason,
+        "never_starts": never_starts(job.reason),
         "partition": job.partition,
         "position": order.index(job.job_id) + 1 if job.job_id in order else None,
         "of": len(order),
-        "starts": starts,
+        "submitted": _iso(job.submitted),
+        "waited_s": max(0.0, time.time() - job.submitted) if job.submitted else None,
+        "starts": _iso(job.started),
     }
+
+
+def _iso(seconds: float | None) -> str | None:
+    return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else None
 
 
 def render_services(found: dict[str, Any]) -> list[str]:
@@ -144,11 +152,16 @@ def _daemon_words(daemon: dict[str, Any]) -> str:
 def _job_words(job: dict[str, Any]) -> str:
     place = f"number {job['position']} of {job['of']} in {job['partition']}" if job["position"] else job["partition"]
     starts = f", expected to start at {job['starts']}" if job["starts"] else ""
+    since = "" if job["waited_s"] is None else f" for {_span(job['waited_s'])}"
     reason = job["reason"] or "no reason given"
-    return f"job {job['job_id']} of run {str(job['run_id'])[:8]} waits, {place}, {reason}{starts}"
+    if job["never_starts"]:
+        reason += f", which never clears: scancel {job['job_id']}, mend what it names and launch the run again"
+    return f"job {job['job_id']} of run {str(job['run_id'])[:8]} waits{since}, {place}, {reason}{starts}"
 
 
 def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"

@@ -1,13 +1,16 @@
 """The reconciler: runs and jobs that disagree are put right, every half a minute.
 
-On by default, and silent where runs are not SLURM jobs. It also notes on each run how its job ended,
-since SLURM forgets that within minutes. A tick costs one squeue, and at most one scancel or sacct more;
-`slurm.reconcile` decides, this module asks and carries out.
+On by default, and silent where runs are not SLURM jobs. It also notes on each run why its job waits, and
+how it ended, since SLURM forgets that within minutes. `slurm.reconcile` decides, this module asks and
+carries out. A tick costs one squeue; one scancel more where jobs are to end, and a sacct where a run is
+about to be ended for want of its job: only what neither knows is lost.
 """
 
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -16,14 +19,19 @@ from dagster import DagsterRunStatus, RunRecord, RunsFilter
 from rqwen3_pipeline.experiments.observed import NEVER_STARTS_TAG, STATE_TAG, note_state
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, SlurmError
-from rqwen3_pipeline.slurm.reconcile import Action, Verdict
-from rqwen3_pipeline.slurm.states import State
+from rqwen3_pipeline.slurm.cluster import PREFIX
+from rqwen3_pipeline.slurm.reconcile import Action, Verdict, belongs
+from rqwen3_pipeline.slurm.states import Phase, State, never_starts
 
 if TYPE_CHECKING:
     from rqwen3_pipeline.launcher import SlurmRunLauncher
 
 INTERVAL_S = 30
 LIVE = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+UNLISTED = "squeue does not list it, sacct does; terminate the run if scontrol show job does not know it either"
+"""Reason of a job that only the accounting knows."""
+WAITED_TAG = f"{PREFIX}waited_for"
+"""Tag with the last reason for which a run's job waited."""
 ENDS_JOB = (Verdict.CANCEL_JOB, Verdict.FAIL_AND_CANCEL, Verdict.CANCEL)
 
 
@@ -46,8 +54,8 @@ def slurm_reconciler(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         jobs = launcher.slurm.jobs(fresh=True)
     except SlurmError as error:
         return dg.SkipReason(f"Nothing is judged while SLURM does not answer. {error}")
-    actions, missing = judge(context.instance, launcher, jobs, missing_since, time.time())
-    done = carry_out(context.instance, launcher, actions)
+    actions, missing, told = judge(context.instance, launcher, jobs, missing_since, time.time())
+    done = carry_out(context.instance, launcher, actions, told)
     context.update_cursor(json.dumps(missing))
     return dg.SkipReason("\n".join(done) or f"{len(jobs)} jobs, all as they should be.")
 
@@ -58,8 +66,8 @@ def judge(
     jobs: Mapping[int, Job],
     missing_since: Mapping[str, float],
     now: float,
-) -> tuple[list[Action], dict[str, float]]:
-    """Read the runs that matter, and decide."""
+) -> tuple[list[Action], dict[str, float], dict[int, Job]]:
+    """Read the runs that matter, and decide; gives also what the accounting said of jobs, where it was asked."""
     live = instance.get_run_records(RunsFilter(statuses=LIVE))
     known = {record.dagster_run.run_id for record in live}
     others = {run_id for job in jobs.values() if (run_id := reconcile.run_of(job))} - known
@@ -73,7 +81,47 @@ def judge(
     for run, record in zip(runs, records, strict=True):
         if not record.dagster_run.tags.get(STATE_TAG):
             note_state(instance, record.dagster_run, reconcile.pick(run, jobs))
-    return reconcile.decide(runs, jobs, missing_since, now, launcher.patience)
+    actions, missing = reconcile.decide(runs, jobs, missing_since, now, launcher.patience)
+    told = ask_accounting(launcher, actions, jobs, [record.dagster_run for record in records])
+    unlisted = {job_id: replace(job, reason=UNLISTED) for job_id, job in told.items() if not job.phase.ended}
+    if unlisted:
+        jobs = {**unlisted, **jobs}
+        actions, missing = reconcile.decide(runs, jobs, missing_since, now, launcher.patience)
+    for run, record in zip(runs, records, strict=True):
+        note_waiting(instance, record.dagster_run, reconcile.pick(run, jobs))
+    return actions, missing, told
+
+
+def ask_accounting(
+    launcher: "SlurmRunLauncher", actions: Sequence[Action], jobs: Mapping[int, Job], runs: Sequence[dg.DagsterRun]
+) -> dict[int, Job]:
+    """What the accounting says of the jobs of runs that are about to be ended; it is asked for no others."""
+    doubted = [
+        action
+        for action in actions
+        if action.verdict is Verdict.FAIL or (action.verdict is Verdict.CANCELED and action.job_id not in jobs)
+    ]
+    nameless = {action.run_id for action in doubted if action.job_id is None}
+    names = [reconcile.job_name(run.run_id, launcher.files(run).attempt) for run in runs if run.run_id in nameless]
+    by_id = launcher.slurm.accounted([action.job_id for action in doubted if action.job_id is not None])
+    return {**by_id, **launcher.slurm.accounted_by_name(names)}
+
+
+def note_waiting(instance: dg.DagsterInstance, run: dg.DagsterRun, job: Job | None) -> None:
+    """Tell a run why its job waits, when that is another reason than before; of a list of nodes the head counts."""
+    if run.status != DagsterRunStatus.STARTING or job is None or not job.reason:
+        return
+    if job.phase not in (Phase.PENDING, Phase.RUNNING) or never_starts(job.reason):
+        return
+    if _head(job.reason) == _head(run.tags.get(WAITED_TAG, "")):
+        return
+    since = f"; submitted at {datetime.fromtimestamp(job.submitted, UTC).isoformat()}" if job.submitted else ""
+    instance.report_engine_event(f"The run waits for its job: {job.describe()}{since}.", run)
+    instance.add_run_tags(run.run_id, {WAITED_TAG: job.reason})
+
+
+def _head(reason: str) -> str:
+    return reason.partition(",")[0]
 
 
 def facts(launcher: "SlurmRunLauncher", record: RunRecord) -> reconcile.Run:
@@ -93,18 +141,18 @@ def facts(launcher: "SlurmRunLauncher", record: RunRecord) -> reconcile.Run:
     )
 
 
-def carry_out(instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", actions: Sequence[Action]) -> list[str]:
+def carry_out(
+    instance: dg.DagsterInstance, launcher: "SlurmRunLauncher", actions: Sequence[Action], told: Mapping[int, Job]
+) -> list[str]:
     """Do what was decided; returns one line for each deed. All jobs to cancel go into one command.
 
     Runs are told first: a worker that is ended must find its run cancelled, not merely interrupted.
     """
     doomed = sorted({action.job_id for action in actions if action.verdict in ENDS_JOB and action.job_id is not None})
-    lost = [action.job_id for action in actions if action.verdict is Verdict.FAIL and action.job_id is not None]
-    known = launcher.slurm.accounted(lost) if lost and not doomed else {}
     said: list[str] = []
     for action in actions:
-        told = known.get(action.job_id) if action.job_id is not None else None
-        tell(instance, launcher, action, f" The accounting says: {told.describe()}" if told is not None else "")
+        own = [f" The accounting says: {job.describe()}" for job in told.values() if belongs(job, action.run_id)]
+        tell(instance, launcher, action, own[-1] if own and action.verdict in (Verdict.FAIL, Verdict.CANCELED) else "")
         said.append(f"run {action.run_id[:8]}, job {action.job_id}: {action.verdict.value}, since {action.why}")
     if doomed:
         try:

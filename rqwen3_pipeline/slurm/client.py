@@ -1,9 +1,10 @@
 """The one way to SLURM: `sbatch`, `squeue`, `scontrol`, `sacct`, `scancel`, as argument lists with time-outs.
 
-What can't be reached is an error of its own (`SlurmUnavailable`), never an empty answer: whoever asks
-must not take "I don't know" for "there is none". One `squeue --me` answers for all jobs of the user
-and is kept for a few seconds, so that 200 jobs cost as many commands as one. Only options of SLURM
-20.11 and older are used. A command costs some 10 ms here and a message to the controller.
+What can't be reached is an error of its own (`SlurmUnavailable`, or `SlurmMissing` where the programs are
+not there), never an empty answer: whoever asks must not take "I don't know" for "there is none". One
+`squeue --me` answers for all jobs of the user and is kept for a few seconds, so that 200 jobs cost as
+many commands as one. Only options of SLURM 20.11 and older are used. A command costs
+some 10 ms here and a message to the controller.
 """
 
 import os
@@ -17,11 +18,15 @@ from rqwen3_pipeline.slurm import parsing
 from rqwen3_pipeline.slurm.options import JobOptions
 from rqwen3_pipeline.slurm.parsing import Job, SlurmError
 
-__all__ = ["Job", "Slurm", "SlurmError", "SlurmRejected", "SlurmUnavailable", "SlurmUnclear"]
+__all__ = ["Job", "Slurm", "SlurmError", "SlurmMissing", "SlurmRejected", "SlurmUnavailable", "SlurmUnclear"]
 
 
 class SlurmUnavailable(SlurmError):
     """SLURM does not answer, or takes nothing now; the same request may succeed later."""
+
+
+class SlurmMissing(SlurmError):
+    """A command of SLURM is not on PATH: no waiting mends that."""
 
 
 class SlurmRejected(SlurmError):
@@ -79,6 +84,7 @@ class Slurm:
 
         Raises:
             SlurmRejected: sbatch refused, with its own words.
+            SlurmMissing: there is no sbatch here.
             SlurmUnavailable: SLURM does not answer, or the user may have no more jobs now. The job may
                 be there all the same: look for its name before sending again.
             SlurmUnclear: sbatch ended well without naming a job. The same holds.
@@ -156,8 +162,7 @@ class Slurm:
         """
         found = {job.job_id: job for job in self.jobs(fresh=True).values() if job.name == name}
         if not found:
-            found = self._accounting_rows(["--name", name, "-S", "now-14days"])
-            found = {job.job_id: job for job in found.values() if job.name == name}
+            found = self.accounted_by_name([name])
         return sorted(found.values(), key=lambda job: job.job_id, reverse=True)
 
     def accounted(self, job_ids: Sequence[int]) -> dict[int, Job]:
@@ -166,6 +171,13 @@ class Slurm:
         Asked by id, since `sacct` else begins at midnight.
         """
         return self._accounting_rows(["-j", ",".join(map(str, job_ids))]) if job_ids else {}
+
+    def accounted_by_name(self, names: Sequence[str]) -> dict[int, Job]:
+        """What the accounting says of this user's jobs of these names, of the last two weeks; else as `accounted`."""
+        if not names:
+            return {}
+        found = self._accounting_rows(["--name", ",".join(names), "-S", "now-14days"])
+        return {job.job_id: job for job in found.values() if job.name in names}
 
     def rehearse(self, options: JobOptions) -> str:
         """Ask whether a job with these options would be taken, without sending one; returns sbatch's words.
@@ -244,7 +256,7 @@ class Slurm:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise SlurmUnavailable(
+            raise SlurmMissing(
                 f"{command[0]}: not found on PATH, so SLURM can't be reached from this host. Work on a login node, "
                 "load the site's SLURM module, or add its bin folder to PATH; then: rqwen3 doctor"
             ) from error

@@ -18,6 +18,11 @@
     [options.transfer]            # the kind that needs the internet
     where = "local"               # runs on the host of the daemon
 
+    [launcher]                    # how long `rqwen3 up` waits, read when it starts; in seconds, these by default
+    missing_grace_seconds = 120   # for a job that neither squeue nor sacct knows, before its run is lost
+    timeout_seconds = 30          # for an answer of SLURM; twice that for sbatch
+    save_budget_seconds = 600     # for a training job to save when it is told to stop
+
 An option comes from the file, the step's tags `slurm/<key>` are stronger, the run's tags strongest. A
 step says its kind with the tag `slurm/kind`: `cpu` (the default), `gpu` or `transfer`.
 """
@@ -38,8 +43,10 @@ SAVE = "save"
 KINDS = ("cpu", "gpu", "transfer")
 CHOICES = {WHERE: (LOCAL, SLURM), KIND: KINDS, STOP: (SAVE, "at_once")}
 """Tags that are no options of SLURM, and what they may say."""
-BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended", "state", "exit_code", "never_starts")
+BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended", "state", "exit_code", "never_starts", "waited_for")
 """Tags that launcher and reconciler write."""
+WAITS = {"missing_grace_seconds": 120, "timeout_seconds": 30, "save_budget_seconds": 600}
+"""Keys of [launcher], and their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +62,9 @@ class Cluster:
     """Options of every job."""
     kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Options by kind of job."""
+
+    waits: Mapping[str, int] = field(default_factory=WAITS.copy)
+    """How long the launcher waits for what, by the keys of `WAITS`."""
 
     def options(self, kind: str) -> dict[str, str]:
         """Options of a kind of job."""
@@ -85,7 +95,7 @@ def load_cluster(path: Path) -> Cluster:
         raise ConfigError(
             f"{path}: can't be read as TOML ({error}). Point RQWEN3_CLUSTER at a cluster file."
         ) from error
-    _refuse_others(f"{path}", content, ("cluster", "options"))
+    _refuse_others(f"{path}", content, ("cluster", "options", "launcher"))
     about = _table(path, content, "cluster")
     _refuse_others(f"{path}, [cluster]", about, ("name", "gpu", "env_file"))
     given = _table(path, content, "options")
@@ -99,6 +109,7 @@ def load_cluster(path: Path) -> Cluster:
             env_file=(path.parent / str(about["env_file"])).resolve() if "env_file" in about else None,
             common=_checked(common),
             kinds={kind: _checked(options) for kind, options in kinds.items()},
+            waits=_waits(_table(path, content, "launcher")),
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -149,6 +160,14 @@ def _checked(options: Mapping[str, Any]) -> dict[str, str]:
                 f"{PREFIX}{key}: there is no such option. Valid: {', '.join(sorted([*RULES, *CHOICES]))}."
             )
     return checked
+
+
+def _waits(given: Mapping[str, Any]) -> dict[str, int]:
+    _refuse_others("[launcher]", given, tuple(WAITS))
+    for key, value in given.items():
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"[launcher] {key} = {value!r}: must be a whole number of seconds, 1 or more.")
+    return {**WAITS, **given}
 
 
 def _table(path: Path, content: Mapping[str, Any], key: str) -> dict[str, Any]:

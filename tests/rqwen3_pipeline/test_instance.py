@@ -6,11 +6,12 @@ import dagster as dg
 import pytest
 import yaml
 
-from model.errors import EnvironmentProblem
+from model.errors import ConfigError, EnvironmentProblem
 from rqwen3_pipeline import instance, settings
 from rqwen3_pipeline.instance import render_home
 from rqwen3_pipeline.launcher import SlurmRunLauncher
 from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.slurm.reconcile import Patience
 
 
 def rendered(folder, **environment):
@@ -27,7 +28,8 @@ def test_home_by_default_is_local_and_sqlite(tmp_path):
 
 def test_home_for_slurm_names_the_launcher_and_outwaits_queue_and_save(tmp_path):
     folder = tmp_path / "a 'quoted' home"
-    config = rendered(folder, LAUNCHER="slurm", CLUSTER="site.toml", MAX_JOBS="6")
+    (tmp_path / "site.toml").write_text("")
+    config = rendered(folder, LAUNCHER="slurm", CLUSTER=f"{tmp_path}/site.toml", MAX_JOBS="6")
     launcher = config["run_launcher"]
     assert (launcher["module"], launcher["class"]) == ("rqwen3_pipeline.launcher", "SlurmRunLauncher")
     assert launcher["config"]["home"] == str(folder)
@@ -45,6 +47,21 @@ def test_home_for_slurm_is_one_that_dagster_takes(tmp_path):
     assert isinstance(opened.run_launcher, SlurmRunLauncher)
     assert opened.run_launcher.home == tmp_path
     opened.dispose()
+
+
+def test_home_for_slurm_waits_as_long_as_the_sites_file_says(tmp_path):
+    (tmp_path / "site.toml").write_text("[launcher]\nmissing_grace_seconds = 900\nsave_budget_seconds = 3000\n")
+    config = rendered(tmp_path / "home", LAUNCHER="slurm", CLUSTER=f"{tmp_path}/site.toml")
+    assert config["run_monitoring"]["cancel_timeout_seconds"] == 3600
+    opened = dg.DagsterInstance.from_config(str(tmp_path / "home" / "dagster"))
+    launcher = opened.run_launcher
+    assert (launcher.patience, launcher.slurm.timeout_s) == (Patience(missing_s=900, save_s=3000), 30)
+    opened.dispose()
+
+
+def test_home_for_slurm_with_a_cluster_file_that_is_missing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="RQWEN3_CLUSTER"):
+        rendered(tmp_path, LAUNCHER="slurm", CLUSTER=f"{tmp_path}/none.toml")
 
 
 def test_home_with_postgres_keeps_the_password_out_of_the_file_and_takes_psycopg2(tmp_path):

@@ -20,7 +20,7 @@ from dagster._daemon.monitoring.run_monitoring import monitor_started_run
 from model import files
 from rqwen3_pipeline import launcher as launching
 from rqwen3_pipeline.launcher import ATTEMPT, CANCEL_REQUESTED, JOB_ID
-from rqwen3_pipeline.slurm.client import SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
+from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
 from rqwen3_pipeline.slurm.states import Phase, State
 from tests.rqwen3_pipeline.slurm.fake import FakeSlurm, job
 
@@ -169,6 +169,16 @@ def test_launch_refused_by_sbatch_fails_with_its_words(desk):
     with pytest.raises(DagsterLaunchFailedError, match="Invalid qos"):
         desk.launch(run)
     assert "Invalid qos specification" in desk.messages(run)
+
+
+def test_launch_without_sbatch_on_path_fails_at_once_with_the_way_out(desk, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(desk.launcher, "slurm", Slurm())
+    run = desk.create()
+    with pytest.raises(DagsterLaunchFailedError, match="not found on PATH"):
+        desk.launch(run)
+    assert desk.read(run).status == Status.FAILURE
+    assert "sbatch: not found on PATH" in desk.messages(run)
 
 
 def test_launch_while_slurm_is_away_goes_back_to_the_queue_and_succeeds_later(desk):

@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import dagster as dg
@@ -18,9 +19,12 @@ from tests.postgres import PostgresServer
 from tests.rqwen3_pipeline.slurm.fake import programs
 from tests.rqwen3_pipeline.slurm.test_parsing import record
 
-WAITING = {
-    "out": record(state="PENDING", comment="dagster:0123456789", name="dg-01234567-1").replace("None", "Priority")
-}
+
+def waiting(reason: str, ago_s: float) -> dict[str, str]:
+    """An answer of squeue with a job that was submitted so long ago."""
+    text = record(state="PENDING", comment="dagster:0123456789", name="dg-01234567-1").replace("None", reason)
+    submitted = datetime.fromtimestamp(time.time() - ago_s).isoformat(timespec="seconds")
+    return {"out": text.replace("2026-03-01T10:00:00", submitted)}
 
 
 @pytest.fixture
@@ -88,11 +92,14 @@ def test_services_tell_place_and_reason_of_what_waits_and_that_slurm_is_away(roo
     with open_instance(root):
         pass
     for answer, words in (
-        (WAITING, "job 7 of run 01234567 waits, cpu, Priority"),
+        (waiting("Priority", 3 * 86400), "job 7 of run 01234567 waits for 3.0 days, cpu, Priority"),
+        (waiting("JobHeldUser", 5 * 3600), "waits for 5 h, cpu, JobHeldUser"),
+        (waiting("PartitionTimeLimit", 6 * 3600), "for 6 h, cpu, PartitionTimeLimit, which never clears: scancel 7"),
         ({"out": ""}, "no job of this pipeline waits"),
     ):
         programs(tmp_path / "bin", squeue=answer)
         assert words in look(root)
+        assert ("never clears" in look(root)) == ("never clears" in words)
     away = {"err": "squeue: error: Unable to contact slurm controller (connect failure)\n", "rc": 1}
     programs(tmp_path / "bin", squeue=away)
     assert "queue: squeue: SLURM does not answer" in look(root)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -9,7 +10,7 @@ from dagster import DagsterRunStatus as Status
 
 from rqwen3_pipeline.experiments.observed import NEVER_STARTS_TAG, STATE_TAG
 from rqwen3_pipeline.launcher import CANCEL_REQUESTED, JOB_ID
-from rqwen3_pipeline.sensors.reconciler import slurm_reconciler
+from rqwen3_pipeline.sensors.reconciler import WAITED_TAG, slurm_reconciler
 from rqwen3_pipeline.slurm.client import SlurmUnavailable
 from rqwen3_pipeline.slurm.states import State
 from tests.rqwen3_pipeline.slurm.fake import job
@@ -22,7 +23,7 @@ def tick(desk, cursor=None):
     desk.slurm.commands.clear()
     context = dg.build_sensor_context(instance=desk.instance, cursor=cursor)
     said = slurm_reconciler(context).skip_message
-    assert len(desk.slurm.commands) <= 2
+    assert len(desk.slurm.commands) <= (3 if "sacct" in desk.slurm.commands else 2)
     return said, context.cursor
 
 
@@ -61,6 +62,20 @@ def test_tick_leaves_a_job_that_waits_for_days_alone(desk):
     assert (desk.read(run).status, desk.slurm.cancelled) == (Status.STARTING, [])
 
 
+def test_ticks_tell_the_run_why_its_job_waits_once_for_each_reason(desk):
+    run = desk.launch(desk.create())
+    submitted = datetime(2026, 3, 1, 10, tzinfo=UTC).timestamp()
+    reasons = ("", "QOSMaxJobsPerUserLimit", "ReqNodeNotAvail, UnavailableNodes:g[1-4]", "ReqNodeNotAvail, May be down")
+    for reason in reasons:
+        desk.put(run, State.PENDING, reason=reason, submitted=submitted)
+        tick(desk)
+        tick(desk)
+    told = [line for line in desk.messages(run).splitlines() if line.startswith("The run waits for its job")]
+    assert ["QOSMaxJobsPerUserLimit" in told[0], "UnavailableNodes:g[1-4]" in told[1], len(told)] == [True, True, 2]
+    assert all("submitted at 2026-03-01T10:00:00+00:00" in line for line in told)
+    assert desk.read(run).tags[WAITED_TAG] == reasons[2]
+
+
 def test_tick_fails_a_run_whose_job_ended_before_it_started_with_the_logs_end(desk):
     run = desk.launch(desk.create())
     desk.launcher.files(run).log.write_text("ModuleNotFoundError: No module named 'dagster'\n")
@@ -79,6 +94,47 @@ def test_ticks_fail_a_run_whose_job_is_not_there_only_when_it_stays_away(desk):
     longer_ago = {run_id: since - 200 for run_id, since in json.loads(cursor).items()}
     tick(desk, json.dumps(longer_ago))
     assert desk.read(run).status == Status.FAILURE
+
+
+def long_missing(desk, run):
+    """Ticks that find no job of the run in squeue, the second after the grace; gives the cursor."""
+    desk.slurm.listed.clear()
+    _, cursor = tick(desk)
+    assert "sacct" not in desk.slurm.commands
+    return tick(desk, json.dumps({run_id: since - 200 for run_id, since in json.loads(cursor).items()}))[1]
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.UNKNOWN])
+@pytest.mark.parametrize("noted", [True, False])
+def test_ticks_leave_a_run_alone_whose_job_only_the_accounting_knows(desk, state, noted):
+    run = desk.launch(desk.create())
+    desk.slurm.accounts = {100: job(100, state, name=f"dg-{run.run_id[:8]}-1")}
+    if not noted:
+        desk.instance.add_run_tags(run.run_id, {JOB_ID: ""})
+    cursor = long_missing(desk, run)
+    assert (desk.read(run).status, desk.read(run).tags[JOB_ID]) == (Status.STARTING, "100")
+    assert ("squeue does not list it, sacct does" in desk.messages(run)) == (state is not State.UNKNOWN)
+    assert json.loads(cursor) == {}  # the grace begins anew
+
+
+def test_ticks_fail_a_run_whose_job_the_accounting_knows_as_ended_with_its_words(desk):
+    run = desk.launch(desk.create())
+    desk.slurm.accounts = {100: job(100, State.NODE_FAIL, name=f"dg-{run.run_id[:8]}-1")}
+    long_missing(desk, run)
+    assert desk.read(run).status == Status.FAILURE
+    assert f"The accounting says: SLURM job 100 (dg-{run.run_id[:8]}-1) is NODE_FAIL" in desk.messages(run)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ticks_call_a_run_cancelled_only_when_its_job_is_in_neither_squeue_nor_accounting(desk, known):
+    run = desk.started()
+    desk.launcher.terminate(run.run_id)
+    desk.slurm.cancelled.clear()
+    if known:
+        desk.slurm.accounts = {100: job(100, State.RUNNING, name=f"dg-{run.run_id[:8]}-1")}
+    long_missing(desk, run)
+    expected = (Status.CANCELING, [100]) if known else (Status.CANCELED, [])
+    assert (desk.read(run).status, desk.slurm.cancelled) == expected
 
 
 def test_tick_adopts_a_job_whose_id_was_lost(desk):
@@ -165,6 +221,11 @@ def test_job_that_the_reconciler_itself_cancels_does_not_read_as_cancelled_by_a_
 
 
 def test_run_that_copies_the_tags_of_another_begins_without_what_was_noted_on_that(desk):
-    noted = {STATE_TAG: "CANCELLED", NEVER_STARTS_TAG: "PartitionTimeLimit", CANCEL_REQUESTED: "1"}
+    noted = {
+        STATE_TAG: "CANCELLED",
+        WAITED_TAG: "Priority",
+        NEVER_STARTS_TAG: "PartitionTimeLimit",
+        CANCEL_REQUESTED: "1",
+    }
     run = desk.launch(desk.create(**noted))
     assert not any(desk.read(run).tags.get(tag) for tag in noted)

@@ -3,7 +3,7 @@
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class FakeSlurm(Slurm):
     def __init__(self) -> None:
         super().__init__()
         self.listed: dict[int, Job] = {}
+        self.accounts: dict[int, Job] = {}
         self.failing: list[Exception] = []
         self.submitted: list[tuple[JobOptions, str]] = []
         self.cancelled: list[int] = []
@@ -56,8 +57,14 @@ class FakeSlurm(Slurm):
         return sorted((j for j in self.listed.values() if j.name == name), key=lambda j: -j.job_id)
 
     def accounted(self, job_ids: Sequence[int]) -> dict[int, Job]:
+        return self._accounts(lambda job: job.job_id in job_ids) if job_ids else {}
+
+    def accounted_by_name(self, names: Sequence[str]) -> dict[int, Job]:
+        return self._accounts(lambda job: job.name in names) if names else {}
+
+    def _accounts(self, wanted: Callable[[Job], bool]) -> dict[int, Job]:
         self._command("sacct")
-        return {}
+        return {job_id: job for job_id, job in self.accounts.items() if wanted(job)}
 
     def cancel(self, *job_ids: int, signal: str | None = None, batch: bool = False) -> None:
         self._command("scancel")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rqwen3_pipeline.slurm import parsing
-from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnclear
+from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmMissing, SlurmRejected, SlurmUnavailable, SlurmUnclear
 from rqwen3_pipeline.slurm.options import JobOptions
 from rqwen3_pipeline.slurm.states import Phase, State
 from tests.rqwen3_pipeline.slurm.fake import calls, programs
@@ -75,10 +75,14 @@ def test_submit_that_names_no_job_is_unclear(bin_folder):
         Slurm().submit(JobOptions(job_name="a"), "")
 
 
-def test_programs_not_on_path_are_unavailable_with_the_way_out(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "ask"), [("squeue", Slurm.jobs), ("sbatch", lambda slurm: slurm.submit(JobOptions(job_name="a"), ""))]
+)
+def test_programs_not_on_path_are_missing_and_no_outage_with_the_way_out(tmp_path, program, ask):
     os.environ["PATH"] = str(tmp_path)
-    with pytest.raises(SlurmUnavailable, match="squeue: not found on PATH"):
-        Slurm().jobs()
+    with pytest.raises(SlurmMissing, match=f"{program}: not found on PATH.*rqwen3 doctor") as raised:
+        ask(Slurm())
+    assert not isinstance(raised.value, SlurmUnavailable)
 
 
 @pytest.mark.parametrize("answer", [AWAY, {**AWAY, "rc": 0}])
@@ -131,6 +135,18 @@ def test_find_sees_what_came_since_the_last_answer(bin_folder):
     slurm.jobs()
     assert [job.job_id for job in slurm.find("dg-1-1")] == [9, 7]
     assert len(calls(bin_folder)) == 2
+
+
+def test_accounting_asked_by_names_tells_those_jobs_alone_in_one_command(bin_folder):
+    lines = [
+        f"{job_id}|PENDING|0:0|None|2026-03-01T10:00:00|Unknown|Unknown|10|cpu|{name}\n"
+        for job_id, name in ((7, "dg-1-1"), (8, "dg-2-1"), (9, "dg-11-1"))
+    ]
+    programs(bin_folder, sacct={"out": "".join(lines)})
+    assert sorted(Slurm().accounted_by_name(["dg-1-1", "dg-2-1"])) == [7, 8]
+    assert Slurm().accounted_by_name([]) == {}
+    (call,) = calls(bin_folder)
+    assert "dg-1-1,dg-2-1" in call["argv"]
 
 
 def test_cancel_of_jobs_that_are_over_is_no_error(bin_folder):

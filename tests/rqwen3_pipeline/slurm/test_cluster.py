@@ -79,7 +79,11 @@ def test_wish_with_a_bad_tag_is_refused_by_name(tag, value, words):
     [
         ("[options]\npartitoin = 'x'", "partitoin"),
         ("[options.tpu]\nmem = '1G'", "tpu"),
-        ("[site]\nname = 'x'", "cluster, options"),
+        ("[site]\nname = 'x'", "cluster, options, launcher"),
+        ("[launcher]\ngrace = 3", "'grace'. Valid: missing_grace_seconds"),
+        ("[launcher]\ntimeout_seconds = '30'", "timeout_seconds = '30': must be a whole number"),
+        ("[launcher]\nmissing_grace_seconds = 0", "1 or more"),
+        ("[launcher]\nsave_budget_seconds = true", "whole number"),
         ("options = 3", "must be a table"),
         ("[options]\nqos = 'a;b'", "slurm/qos"),
         ("not toml", "TOML"),
