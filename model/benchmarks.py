@@ -246,5 +246,5 @@ def _json_rows(path: Path) -> list[Row]:
 def _parquet_rows(path: Path) -> list[Row]:
     try:
         return pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"{path}: not a whole parquet file ({error}). Fetch it: rqwen3 eval --prefetch") from error

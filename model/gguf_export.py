@@ -18,7 +18,7 @@ import torch
 from model.checkpoint import load_weights
 from model.config import RunConfig
 from model.errors import CheckpointError, ConfigError, EnvironmentProblem
-from model.read_back import cut_streams, heldout_loss, logits_difference
+from model.read_back import NOT_RUN, cut_streams, heldout_loss, logits_difference
 from model.rqwen3 import RQwen3
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
@@ -64,7 +64,7 @@ def write_gguf(folder: Path, kind: str, model: RQwen3, run: RunConfig, manifest:
 
     Returns:
         `file`, `bytes`, `tensor_types` (how many of each), `weights_difference`, `logits_difference` (largest,
-        absolute), and `heldout_loss` of the file's weights, which is `not run` without a manifest.
+        absolute), and `heldout_loss` of the file's weights, which is `NOT_RUN` without a manifest.
 
     Raises:
         EnvironmentProblem: there is no converter, or it failed; the end of what it said is in the message.
@@ -84,7 +84,7 @@ def write_gguf(folder: Path, kind: str, model: RQwen3, run: RunConfig, manifest:
         )
     path.chmod(0o644)
     again, types = _read(path, run)
-    loss: Any = "not run"
+    loss: Any = NOT_RUN
     if manifest is not None:
         loss, _ = heldout_loss(again, cut_streams(manifest), run)
     written, read = model.state_dict(), again.state_dict()

@@ -27,7 +27,7 @@ from model.files import replace_folder, settle_folder, sha256_file, temporary_pa
 from model.generate import EOS_TOKEN, load_tokenizer
 from model.gguf_export import TYPES, find_converter, write_gguf
 from model.model_card import CARD, RECORD, file_record, model_card, read_record, scores_of, write_card
-from model.read_back import read_back
+from model.read_back import NOT_RUN, read_back
 from model.rqwen3 import RQwen3
 from model.shard_format import read_manifest
 
@@ -101,6 +101,7 @@ def export(
         record = {**origin, "parameters": run.model.parameters(), "tokenizer_ids": tokenizer_ids}
         record |= {"embedding_rows": run.model.vocab_size}
         record["read_back"] = read_back(draft, model, checkpoint, run, extras.manifest)
+        record["gguf"] = NOT_RUN
         if extras.gguf:
             record["gguf"] = write_gguf(draft, extras.gguf, model, run, extras.manifest)
         record["files"] = {path.name: file_record(path) for path in sorted(draft.iterdir())}
@@ -268,9 +269,12 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     size_bytes = sum(entry["bytes"] for entry in record["files"].values())
     print(f"{options.out}: step {record['step']:,}, {size_bytes / 2**20:,.1f} MiB")
-    for key in ("read_back", "gguf"):
-        for name, value in record.get(key, {}).items():
-            print(f"  {key.replace('_', ' ')}, {name.replace('_', ' ')}: {value}")
+    for what, found in (("read back", record["read_back"]), ("gguf", record.get("gguf", NOT_RUN))):
+        if isinstance(found, str):
+            print(f"  {what}: {found}")
+            continue
+        for name, value in found.items():
+            print(f"  {what}, {name.replace('_', ' ')}: {value}")
     return 0
 
 

@@ -22,6 +22,8 @@ from model.shard_format import read_manifest
 
 PROBE_TOKENS = 64
 HELDOUT_TOKENS = 1024
+NOT_RUN = "not run"
+"""Stands in a record for the result of a comparison that was not made."""
 ROUNDING = 1e-5
 """Largest difference of a logit between two programs, relative to the largest logit; fp32."""
 
@@ -37,8 +39,9 @@ def read_back(folder: Path, model: RQwen3, checkpoint: Path, run: RunConfig, man
         manifest: of the corpus; None compares no held-out loss.
 
     Returns:
-        `tensors`; `logits_difference` and `transformers_logits_difference` (largest, absolute; the latter null
-        without transformers); `heldout_loss` of the export, `heldout_loss_of_checkpoint`, `heldout_tokens`.
+        `tensors`; `logits_difference` and `transformers_logits_difference` (largest, absolute); `heldout_loss` of the
+        export, `heldout_loss_of_checkpoint`, `heldout_tokens`. `NOT_RUN` stands for what takes transformers, or a
+        manifest, where there is none.
 
     Raises:
         CheckpointError: logits differ.
@@ -48,8 +51,9 @@ def read_back(folder: Path, model: RQwen3, checkpoint: Path, run: RunConfig, man
     if difference != 0.0:
         raise CheckpointError(f"{folder}: its logits differ by {difference:g} from the checkpoint's. Report this.")
     found: dict[str, Any] = {"tensors": len(again.state_dict()), "logits_difference": difference}
-    found["transformers_logits_difference"] = through_transformers(folder, model)
-    losses: dict[str, Any] = {"heldout_loss": None, "heldout_loss_of_checkpoint": None, "heldout_tokens": 0}
+    theirs = through_transformers(folder, model)
+    found["transformers_logits_difference"] = NOT_RUN if theirs is None else theirs
+    losses: dict[str, Any] = {"heldout_loss": NOT_RUN, "heldout_loss_of_checkpoint": NOT_RUN, "heldout_tokens": 0}
     if manifest is not None:
         streams = cut_streams(manifest)
         losses["heldout_loss"], losses["heldout_tokens"] = heldout_loss(again, streams, run)

@@ -76,7 +76,7 @@ def check_file(path: Path, source: str, config: CorpusConfig) -> int:
         SourceError: it is no whole parquet file, or lacks a column; the message names both.
     """
     with _opened(path) as file:
-        _check_columns(path, file.schema_arrow, required_columns(config, source))
+        _columns(path, file.schema_arrow, source, config)
         if source == "stackexchange":
             _answer_fields(path, file.schema_arrow.field("answers").type)
         return int(file.metadata.num_rows)
@@ -89,13 +89,10 @@ def read_documents(path: Path, source: str, config: CorpusConfig) -> Iterator[Do
         SourceError: the file lacks a column, has one of an unusable type, or is damaged anywhere; the
             message names the file and, where it can, the column and the rows.
     """
-    names, score_column = COLUMNS[source], config.sources[source].score_column
+    score_column = config.sources[source].score_column
     with _opened(path) as file:
-        schema = file.schema_arrow
-        _check_columns(path, schema, required_columns(config, source))
-        wanted = {*required_columns(config, source), names.id, names.url} & set(schema.names)
         first_row = 0
-        for batch in read_batches(path, file, sorted(wanted)):
+        for batch in read_batches(path, file, _columns(path, file.schema_arrow, source, config)):
             columns = {name: batch.column(name) for name in batch.schema.names}
             if source == "stackexchange":
                 yield from _questions(path, columns, first_row)
@@ -162,13 +159,29 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _check_columns(path: Path, schema: Any, required: Sequence[str]) -> None:
-    missing = [name for name in required if name not in schema.names]
+def _columns(path: Path, schema: Any, source: str, config: CorpusConfig) -> list[str]:
+    """The columns to read of a file, each of which it has once."""
+    required, present = required_columns(config, source), list(schema.names)
+    missing = [name for name in required if name not in present]
     if missing:
         raise SourceError(
-            f"{path}: lacks the column {missing[0]!r}; it has {', '.join(schema.names)}. "
+            f"{path}: lacks the column {missing[0]!r}; it has {', '.join(present)}. "
             "It is probably another data set's file; replace it and lock the sources again."
         )
+    wanted = sorted({*required, COLUMNS[source].id, COLUMNS[source].url} & set(present))
+    twice = [name for name in wanted if present.count(name) > 1]
+    if twice:
+        raise SourceError(
+            f"{path}: has {present.count(twice[0])} columns {twice[0]!r}. Replace it and lock the sources again."
+        )
+    return wanted
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_kind(kind) for is_kind in (*kinds, pa.types.is_string_view, pa.types.is_binary_view))
 
 
 def _binary(path: Path, name: str, array: Any) -> Any:
@@ -177,9 +190,7 @@ def _binary(path: Path, name: str, array: Any) -> Any:
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):
         array = array.cast(pa.string())
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    others = (pa.types.is_null, pa.types.is_string_view, pa.types.is_binary_view)
-    if not any(kind(array.type) for kind in kinds + others):
+    if not _is_text(array.type) and not pa.types.is_null(array.type):
         raise SourceError(f"{path}: column {name!r} is of type {array.type}, not text. Replace the file.")
     return array.cast(pa.large_binary())
 
@@ -203,12 +214,35 @@ def _strings(path: Path, name: str, array: Any) -> list[bytes | None]:
     return _binary(path, name, array).to_pylist()
 
 
-def _words(path: Path, name: str, array: Any) -> list[str]:
-    """A column of short texts, repaired; a null is empty."""
+def _repaired(path: Path, name: str, array: Any) -> list[str | None]:
+    """A column of short texts, repaired."""
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         with contextlib.suppress(UnicodeDecodeError):
-            return [value or "" for value in array.to_pylist()]
-    return [_plain(value) for value in _strings(path, name, array)]
+            return array.to_pylist()
+    return [None if raw is None else repair(raw)[0] for raw in _strings(path, name, array)]
+
+
+def _words(path: Path, name: str, array: Any) -> list[str]:
+    """A column of short texts, repaired; a null is empty."""
+    return [value or "" for value in _repaired(path, name, array)]
+
+
+def _values(path: Path, name: str, array: Any) -> list[Any]:
+    """A column of numbers, booleans or short texts, which are repaired."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    plain = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+    if any(is_kind(array.type) for is_kind in plain):
+        return array.to_pylist()
+    return _repaired(path, name, array)
+
+
+def _addresses(path: Path, name: str, array: Any) -> list[str]:
+    """A column of addresses, or of lists that begin with one, repaired; what is neither is empty."""
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if any(is_kind(array.type) for is_kind in lists):
+        array = pc.list_slice(array, 0, 1, return_fixed_size_list=True).values  # null where a list has no element
+    return _words(path, name, array) if _is_text(array.type) else [""] * len(array)
 
 
 def _numbers(path: Path, name: str, array: Any) -> list[float | None]:
@@ -223,7 +257,7 @@ def _numbers(path: Path, name: str, array: Any) -> list[float | None]:
     kind = array.type
     numeric = (pa.types.is_floating, pa.types.is_integer, pa.types.is_decimal, pa.types.is_null)
     if any(is_kind(kind) for is_kind in numeric):
-        values: list[float | None] = array.cast(pa.float64()).to_pylist()
+        values: list[float | None] = array.cast(pa.float64(), safe=False).to_pylist()
     elif pa.types.is_boolean(kind):
         raise SourceError(f"{path}: column {name!r} is of type {kind}, not a number. Replace the file.")
     else:
@@ -241,10 +275,6 @@ def _spelled(path: Path, name: str, raw: bytes | None) -> float | None:
             "none. Replace the file."
         )
     return float(word)
-
-
-def _plain(value: bytes | None) -> str:
-    return "" if value is None else repair(value)[0]
 
 
 def _texts(
@@ -299,17 +329,16 @@ def _answers(path: Path, array: Any) -> list[list[Answer]]:
     found: list[list[Answer]] = [[] for _ in range(len(array))]
     flat = zip(
         rows,
-        ids.to_pylist(),
+        _values(path, "answers.answer_id", ids),
         _numbers(path, "answers.pm_score", scores),
-        chosen.to_pylist(),
+        _values(path, "answers.selected", chosen),
         _strings(path, "answers.text", texts),
         strict=True,
     )
     for row, id_, score, selected, raw in flat:
         if raw is not None and len(raw) <= LONGEST_BODY_BYTES:
             text, repaired = repair(raw)
-            number, chosen_by = (_plain(v) if isinstance(v, bytes) else v for v in (id_, selected))
-            found[row].append(Answer(id=number, score=score, selected=chosen_by, html=text, repaired=repaired))
+            found[row].append(Answer(id=id_, score=score, selected=selected, html=text, repaired=repaired))
     return found
 
 
@@ -317,19 +346,19 @@ def _questions(path: Path, columns: dict[str, Any], first_row: int) -> Iterator[
     names = COLUMNS["stackexchange"]
     questions = _strings(path, names.text, columns[names.text])
     answers = _answers(path, columns["answers"])
-    ids = _strings(path, names.id, columns[names.id]) if names.id in columns else [None] * len(questions)
-    urls: list[Any] = columns[names.url].to_pylist() if names.url in columns else [None] * len(questions)
+    nothing = [""] * len(questions)
+    ids = _words(path, names.id, columns[names.id]) if names.id in columns else nothing
+    urls = _addresses(path, names.url, columns[names.url]) if names.url in columns else nothing
     for i, (raw, id_, url, candidates) in enumerate(zip(questions, ids, urls, answers, strict=True)):
         too_long = raw is not None and len(raw) > LONGEST_BODY_BYTES
         question, repaired = ("", False) if raw is None or too_long else repair(raw)
         text, answer = compose(question, candidates)
         defect = "null_text" if raw is None else "" if text else "no_answer" if answer is None else "blank"
         text = nfc(text)
-        address = url[0] if isinstance(url, list) and url else url
         yield Document(
             row=first_row + i,
-            id=_plain(id_) or f"{path.name}#{first_row + i}",
-            url=address if isinstance(address, str) else "",
+            id=id_ or f"{path.name}#{first_row + i}",
+            url=url,
             data=text.encode(),
             chars=len(text),
             defect="too_long" if too_long else defect,

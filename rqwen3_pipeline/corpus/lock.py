@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from model.errors import CorpusError, SourceError
-from model.files import read_json, sha256_file, sweep_dead, write_json
+from model.files import read_json, sha256_bytes, sha256_file, sweep_dead, write_json
 from rqwen3_pipeline.corpus.documents import check_file
 from rqwen3_pipeline.corpus.hub import Pin
 from rqwen3_pipeline.corpus.sources import CorpusConfig
 from rqwen3_pipeline.settings import RunRoot
 
 FORMAT_VERSION = 1
+LONGEST_NAME_BYTES = 219
+"""File systems take 255 bytes. A stamp's name is 3 longer than its file's, a temporary one up to 33 longer still."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class LockedFile:
     path: str
     """Below the folder it comes from."""
     name: str
-    """Below `raw/<source>/`: the path with `/` written as `__`."""
+    """Below `raw/<source>/`: the path with `/` written as `__`, see `raw_names`."""
     size_bytes: int
     """Its size."""
     sha256: str
@@ -186,18 +188,31 @@ def _remove_unlocked(root: RunRoot, source: str, keys: set[str]) -> None:
 def raw_names(paths: list[str], source: str, where: str) -> dict[str, str]:
     """The name of each path below `raw/<source>/`: with `/` written as `__`.
 
+    Of a name longer than `LONGEST_NAME_BYTES` the end stays, after the first 16 digits of its SHA-256.
+
     Raises:
-        SourceError: two paths would get one name.
+        SourceError: two paths would get one name, or one is no UTF-8.
     """
     names: dict[str, str] = {}
     for path in paths:
-        name = path.replace("/", "__")
+        name = _fitting(path.replace("/", "__"), where)
         if name in names:
             raise SourceError(
                 f"{where}/{path} and {where}/{names[name]} would both be raw/{source}/{name}. Rename one of them."
             )
         names[name] = path
     return {path: name for name, path in names.items()}
+
+
+def _fitting(name: str, where: str) -> str:
+    try:
+        data = name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{where}: the name of the file {name!a} is no UTF-8. Rename it.") from error
+    if len(data) <= LONGEST_NAME_BYTES:
+        return name
+    digest = sha256_bytes(data)[:16]
+    return f"{digest}__{data[len(digest) + 2 - LONGEST_NAME_BYTES :].decode(errors='ignore')}"
 
 
 def _lock_source(config: CorpusConfig, folder: Path, source: str) -> tuple[LockedFile, ...]:

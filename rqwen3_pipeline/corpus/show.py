@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from model.errors import ConfigError, CorpusError
@@ -111,9 +112,19 @@ def _raw_row(path: Path, row: int) -> dict[str, Any]:
     with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
         for batch in read_batches(path, file, file.schema_arrow.names):
             if row < batch.num_rows:
-                return dict(batch.slice(row, 1).to_pylist()[0])
+                return {
+                    name: _raw_value(column[row])
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                }
             row -= batch.num_rows
     return {}
+
+
+def _raw_value(value: Any) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # bytes that are no UTF-8, a time that Python has no date for
+        return str(pa.array([value]))
 
 
 def as_text(shown: Shown, chars: int = SHOWN_CHARS) -> str:

@@ -210,6 +210,8 @@ def input_of(root: RunRoot, stamp: Stamp, path: Path) -> dict[str, str]:
 def verify_inputs(root: RunRoot, inputs: Mapping[str, str]) -> None:
     """Check that each input's bytes are those that were stamped. Reads every byte once.
 
+    What is damaged loses its stamp, so that it does not count any more and the next build makes it anew.
+
     Raises:
         CorpusError: a file is missing or has other bytes.
     """
@@ -218,7 +220,21 @@ def verify_inputs(root: RunRoot, inputs: Mapping[str, str]) -> None:
         if not path.is_file():
             raise CorpusError(f"{path}: stamped, but not there. Make it again: {AGAIN}")
         if (seen := sha256_file(path)) != expected:
+            differs = f"{path}: SHA-256 is {seen[:12]}…, not {expected[:12]}… as it was made"
+            if not _disown(root, name, expected):
+                raise CorpusError(f"{differs}; another process has just replaced it. Run the same command again.")
             raise CorpusError(
-                f"{path}: SHA-256 is {seen[:12]}…, its stamp says {expected[:12]}…; the file was changed or damaged "
-                f"after it was made. Delete it and run again: {AGAIN}"
+                f"{differs}: it is damaged; its stamp was removed. Run the same command again, it is made anew; after "
+                f"a command for one stage alone: {AGAIN}"
             )
+
+
+def _disown(root: RunRoot, name: str, sha256: str) -> bool:
+    """Remove the stamp that vouches for a file with this hash; False if none does (any more)."""
+    groups = (root.path / "survivors").glob("*.json")
+    for path in (stamp_path(root.path / name), *groups):
+        stamp = read_stamp(path)
+        if stamp is not None and stamp.outputs.get(name, {}).get("sha256") == sha256:
+            path.unlink(missing_ok=True)
+            return True
+    return False

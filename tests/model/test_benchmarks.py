@@ -107,6 +107,14 @@ def test_read_rows_of_a_damaged_or_empty_file_is_refused(tmp_path: Path, content
             read_rows(tmp_path / name, ARC)
 
 
+def test_read_rows_of_a_parquet_file_with_bytes_that_are_no_utf8_names_it(tmp_path: Path) -> None:
+    raw = pa.array([b"\xff"], pa.binary())
+    text = pa.StringArray.from_buffers(1, *raw.buffers()[1:3])
+    pq.write_table(pa.table({"text": text}), tmp_path / "test.parquet")
+    with pytest.raises(SourceError, match=r"test\.parquet: .*utf-8"):
+        read_rows(tmp_path / "test.parquet", BENCHMARKS["lambada_openai"])
+
+
 def test_members_of_mmlu_are_its_subjects_and_an_unknown_name_lists_the_known() -> None:
     assert len(members("mmlu")) == len(MMLU_SUBJECTS) == 57
     assert [task.name for task in members("mmlu_anatomy")] == ["mmlu_anatomy"]

@@ -242,6 +242,25 @@ def converter(tmp_path: Path, monkeypatch, kind: str, theta: str = 'config["rope
     monkeypatch.setenv("RQWEN3_GGUF_CONVERTER", str(path))
 
 
+def test_export_says_not_run_of_every_comparison_that_was_not_made(saved, tmp_path: Path, monkeypatch, capsys) -> None:
+    run, checkpoint_ = load_run_config(saved.config_path), saved.checkpoints / "step_12.pt"
+    monkeypatch.setattr(read_back, "through_transformers", lambda *given: None)
+    record = huggingface.export(checkpoint_, run, saved.root / "tokenizer.json", tmp_path / "out")
+    assert record == read_json(tmp_path / "out" / "export.json")
+    assert record["gguf"] == "not run"
+    named = ("transformers_logits_difference", "heldout_loss", "heldout_loss_of_checkpoint")
+    assert [record["read_back"][name] for name in named] == ["not run"] * 3
+    assert record["read_back"]["heldout_tokens"] == 0
+    assert export(saved) == 0
+    told = capsys.readouterr().out
+    assert "  gguf: not run" in told
+    assert "None" not in told
+    record_path = saved.root / "out" / "export.json"
+    write_json(record_path, {name: value for name, value in record_of(saved).items() if name != "gguf"})
+    assert export(saved) == 0  # over an export of an earlier version
+    assert "  gguf: not run" in capsys.readouterr().out
+
+
 def test_gguf_says_what_was_packed_and_what_reading_it_gives(saved, tmp_path: Path, monkeypatch) -> None:
     converter(tmp_path, monkeypatch, Q8)
     assert export(saved, "--gguf", "q8_0") == 0

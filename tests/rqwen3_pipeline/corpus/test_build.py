@@ -173,6 +173,29 @@ def test_build_after_a_raw_file_changed_makes_again_what_depends_on_it(root, con
     assert tree(fresh) == tree(root)
 
 
+OWN = [
+    ("raw/pes2o/pes2o.parquet", "filtered/pes2o/00000.parquet"),
+    ("filtered/pes2o/00000.parquet", "digests/pes2o/00000.npy"),
+    ("digests/pes2o/00000.npy", "survivors/pes2o/00000.npy"),
+    ("survivors/pes2o/00000.npy", "tokens/pes2o-00000-00.bin"),
+    ("tokenizer.json", "tokens/pes2o-00000-00.bin"),
+]
+
+
+@pytest.mark.parametrize(("damaged", "lost"), OWN, ids=[damaged for damaged, _ in OWN])
+def test_build_over_one_flipped_bit_of_its_own_names_it_and_the_next_one_makes_it_anew(
+    root, config, training, folder, built, undisturbed, damaged, lost
+):
+    (root.path / lost).unlink()
+    data = bytearray((root.path / damaged).read_bytes())
+    data[len(data) // 2] ^= 1
+    (root.path / damaged).write_bytes(data)
+    with pytest.raises(CorpusError, match=rf"{damaged}: SHA-256 is .* it is damaged; its stamp was removed\. Run the"):
+        build_corpus(root, config, training, folder)
+    build_corpus(root, config, training, folder)
+    assert tree(root) == undisturbed
+
+
 def test_build_with_other_settings_is_refused_and_rebuilt_on_demand(root, make_config, training, folder, built):
     other = make_config(textbooks={"min_chars": 10_000}, min_share_kept=1e-9)
     with pytest.raises(CorpusError, match=r"filtered textbooks/00000: .*min_chars = 100, now min_chars = 10000"):

@@ -18,7 +18,7 @@ from rqwen3_pipeline.corpus.documents import check_file, read_documents
 from rqwen3_pipeline.corpus.stackexchange import LONGEST_BODY_BYTES
 from rqwen3_pipeline.corpus.text import nfc, repair
 
-from .made import answer, prose, question, write
+from .made import answer, prose, question, unchecked, write
 
 
 @pytest.mark.parametrize(
@@ -280,6 +280,71 @@ def test_read_questions_whose_types_have_drifted(tmp_path, config):
     path = write(tmp_path / "s.parquet", [{"qid": "q", "question": "Q", "answers": answers}], schema)
     (found,) = read_documents(path, "stackexchange", config)
     assert (found.id, found.text, found.repaired) == ("q", "Q\n\nchosen \ufffd", True)
+
+
+BAD = b"bad \xed\xa0\xbd"
+OFFSETS = pa.array([0, 1, 2], pa.int32())
+PLAIN = {
+    "answer_id": pa.array([1, 2]),
+    "pm_score": pa.array([1, 2]),
+    "selected": pa.array([True, True]),
+    "text": pa.array(["an answer"] * 2),
+}
+
+
+def thread(path, metadata=None, **fields):
+    """Two questions with an answer each, of which some columns are as given."""
+    answers = pa.StructArray.from_arrays(list((PLAIN | fields).values()), names=list(PLAIN))
+    columns = {"qid": ["7", "8"], "question": ["Q", "R"], "answers": pa.ListArray.from_arrays(OFFSETS, answers)}
+    pq.write_table(pa.table(columns | ({} if metadata is None else {"metadata": metadata})), path)
+    return path
+
+
+@pytest.mark.parametrize("field", ["answer_id", "selected"])
+def test_read_questions_with_one_answer_whose_field_is_no_utf8_repairs_it(tmp_path, config, field):
+    path = thread(tmp_path / "s.parquet", **{field: unchecked(BAD, b"1")})
+    assert [d.text for d in read_documents(path, "stackexchange", config)] == ["Q\n\nan answer", "R\n\nan answer"]
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.list_(pa.string())], ids=str)
+def test_read_questions_whose_answers_have_an_unusable_id_names_the_column(tmp_path, config, kind):
+    path = thread(tmp_path / "s.parquet", answer_id=pa.nulls(2, kind))
+    with pytest.raises(SourceError, match=r"s\.parquet: column 'answers\.answer_id' is of type .*, not text"):
+        list(read_documents(path, "stackexchange", config))
+
+
+ADDRESSES = [
+    (pa.ListArray.from_arrays(OFFSETS, unchecked(BAD, b"http://e.org")), ["bad \ufffd", "http://e.org"]),
+    (pa.LargeListArray.from_arrays(OFFSETS.cast(pa.int64()), unchecked(b"a", BAD)), ["a", "bad \ufffd"]),
+    (pa.array([[b"http://e.org", b"other"], []], pa.list_(pa.binary())), ["http://e.org", ""]),
+    (pa.array([[None, "other"], None]), ["", ""]),
+    (pa.array([["a", "b"], ["c", "d"]], pa.list_(pa.string(), 2)), ["a", "c"]),
+    (pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int32(), pa.string()))), ["a", "b"]),
+    (unchecked(BAD, b"http://e.org"), ["bad \ufffd", "http://e.org"]),
+    (pa.StructArray.from_arrays([unchecked(BAD, b"a")], names=["a"]), ["", ""]),
+    (pa.array([1, 2]), ["", ""]),
+    (pa.nulls(2), ["", ""]),
+]
+
+
+@pytest.mark.parametrize(("column", "urls"), ADDRESSES, ids=lambda value: str(getattr(value, "type", "")))
+def test_read_questions_with_metadata_of_every_type_by_one_rule(tmp_path, config, column, urls):
+    path = thread(tmp_path / "s.parquet", metadata=column)
+    assert [d.url for d in read_documents(path, "stackexchange", config)] == urls
+
+
+def test_read_a_score_too_large_for_a_float_takes_the_nearest(tmp_path, config):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a"], "score": pa.array([2**62 + 1])}), path)
+    assert [d.score for d in read_documents(path, "fineweb_edu", config)] == [2.0**62]
+
+
+def test_read_a_column_that_is_there_twice_names_it(tmp_path, config):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), path)
+    for read in (check_file, lambda *given: list(read_documents(*given))):
+        with pytest.raises(SourceError, match=r"x\.parquet: has 2 columns 'text'"):
+            read(path, "textbooks", config)
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null())], ids=str)

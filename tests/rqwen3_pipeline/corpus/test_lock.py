@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 
 from model.errors import ConfigError, CorpusError, SourceError
 from model.files import sha256_file
-from rqwen3_pipeline.corpus.lock import lock_folder, read_lock, seeded_order, weighted_order
+from rqwen3_pipeline.corpus.build import items_of, run_stage
+from rqwen3_pipeline.corpus.lock import (
+    LONGEST_NAME_BYTES,
+    lock_folder,
+    raw_names,
+    read_lock,
+    seeded_order,
+    weighted_order,
+)
 from rqwen3_pipeline.settings import RunRoot
 
 from .made import prose, run_config, tree, write
@@ -117,6 +126,39 @@ def test_partition_keys_are_digits_one_to_one_with_files_however_odd_their_names
         raw = root.raw("fineweb_edu", file.name)
         raw.parent.mkdir(parents=True, exist_ok=True)
         raw.touch()
+
+
+def test_files_whose_joined_names_are_too_long_for_the_file_system_are_built_like_any_other(root, one_source):
+    rows = [{"text": prose(i)} for i in range(20)]
+    deep = "/".join(("数" * 40, "e" * 120, "数" * 40))
+    config, lock = one_source("textbooks", rows)
+    for number in range(2):
+        write(lock.origin / "textbooks" / f"{deep}{number}" / "f.parquet", rows)
+    lock = lock_folder(root, config, lock.origin)
+    outcomes = [run_stage(stage, root, config, lock, items_of(stage, config, lock)) for stage in ("raw", "filtered")]
+    assert [outcome.error for made in outcomes for outcome in made] == [None] * 6
+    names = [file.name for file in lock.files("textbooks")]
+    assert "textbooks__0.parquet" in names
+    assert len(set(names)) == 3
+    assert sorted(len(name.encode()) for name in names)[1:] >= [217, 217]
+
+
+@given(st.text(st.characters(exclude_characters="/"), min_size=1, max_size=300))
+def test_raw_name_changes_only_where_it_would_be_too_long_to_be_written(name):
+    (given_,) = raw_names([f"{name}.parquet"], "web", "folder").values()
+    if len(f"{name}.parquet".encode()) <= LONGEST_NAME_BYTES:
+        assert given_ == f"{name}.parquet"
+    longest = f".{Path(given_).with_suffix('.stamp.json').name}.{'0' * 8}-{2**22}-{10**10 - 1}.tmp"
+    assert len(longest.encode()) <= 255
+    assert given_.endswith(".parquet")
+
+
+def test_lock_of_a_file_whose_name_is_no_utf8_says_so(root, config, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "latin")
+    odd = os.fsencode(tmp_path / "latin" / "fineweb-edu") + b"/caf\xe9.parquet"
+    shutil.copy(folder / "pes2o.parquet", odd)
+    with pytest.raises(SourceError, match=r"latin: the name of the file 'fineweb-.*caf\\udce9\.parquet' is no UTF-8"):
+        lock_folder(root, config, tmp_path / "latin")
 
 
 @pytest.mark.parametrize("name", [*ODD, "..", ""])

@@ -1,10 +1,11 @@
+import pyarrow as pa
 import pytest
 
 from model.errors import ConfigError, CorpusError
 from rqwen3_pipeline.corpus.build import items_of, run_stage
 from rqwen3_pipeline.corpus.show import as_json, as_text, documents_dropped
 
-from .made import answer, prose, question
+from .made import answer, prose, question, unchecked
 
 
 @pytest.fixture
@@ -62,6 +63,19 @@ def test_show_of_a_document_without_text_gives_the_raw_row(filtered):
     assert item.raw["question"] == "<p>Why?</p>"
     assert "answers = [{'answer_id': 1" in as_text(item, chars=4000)
     assert as_json(item)["id"] == "7"
+
+
+def test_show_of_a_raw_row_that_python_can_not_hold_gives_it_as_arrow_prints_it(filtered):
+    columns = {
+        "question": ["<p>Why?</p>"] * 3,
+        "answers": pa.nulls(3),
+        "site": unchecked(b"bad \xed\xa0\xbd", b"", b""),
+    }
+    show = filtered("stackexchange", pa.table(columns | {"asked": pa.array([2**62] * 3, pa.timestamp("us"))}))
+    raw = show("no_answer", 5)[0].raw
+    assert raw["question"] == "<p>Why?</p>"
+    assert "bad \ufffd" in raw["site"]
+    assert "out of range" in raw["asked"]
 
 
 def test_show_as_text_cuts_long_documents_and_says_by_how_much(filtered):

@@ -78,8 +78,16 @@ def test_verify_inputs_finds_one_changed_bit(root, stamped):
     inputs = {"filtered/web/00000.parquet": sha256_bytes(b"rows")}
     stamps.verify_inputs(root, inputs)
     stamped.write_bytes(b"rowt")
-    with pytest.raises(CorpusError, match=r"00000\.parquet: SHA-256 is .*changed or damaged"):
+    with pytest.raises(CorpusError, match=r"00000\.parquet: SHA-256 is .*damaged; its stamp was removed"):
         stamps.verify_inputs(root, inputs)
+    assert stamped.read_bytes() == b"rowt"
+    assert stamps.current(root, stamps.stamp_path(stamped), SETTINGS, INPUTS) is None
+
+
+def test_verify_inputs_of_what_was_made_anew_meanwhile_leaves_its_stamp(root, stamped):
+    with pytest.raises(CorpusError, match=r"00000\.parquet: SHA-256 is .*replaced it\. Run the same command again"):
+        stamps.verify_inputs(root, {"filtered/web/00000.parquet": sha256_bytes(b"old")})
+    assert stamps.current(root, stamps.stamp_path(stamped), SETTINGS, INPUTS) is not None
 
 
 def test_begin_sweeps_this_output_and_no_other(root, stamped):
