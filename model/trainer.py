@@ -225,10 +225,11 @@ class _Trainer:
             self._sample(session)
 
     def _save_due(self, step: int) -> bool:
-        """By steps, or by the time since the last save or the start of the training."""
-        minutes = self.config.save_every_minutes
-        by_time = minutes > 0 and time.monotonic() - self.last_save >= 60 * minutes
-        return by_time or self._due(step, self.config.save_every_steps)
+        """By steps, or by the time since the last save or the start of the training, on the first rank's clock."""
+        if self._due(step, self.config.save_every_steps):
+            return True
+        wait_s = 60 * self.config.save_every_minutes
+        return wait_s > 0 and self.team.first_does(lambda: time.monotonic() - self.last_save >= wait_s)
 
     def _too_late_for(self, seconds: float) -> bool:
         """Whether to stop rather than begin what took so long before."""

@@ -33,6 +33,16 @@ sys.exit(launch.report(pretrain.main(sys.argv[2:])))
 """The trainer, its steps slowed down so that there is time to interrupt them; it leaves its process's number."""
 
 
+CLOCKS = """
+import os, sys, types
+from model import launch, pretrain, trainer
+if os.environ["RANK"] == "1":
+    trainer.time = types.SimpleNamespace(monotonic=lambda: 0.0)
+sys.exit(launch.report(pretrain.main(sys.argv[1:])))
+"""
+"""The trainer; on the second rank no time passes."""
+
+
 STARTED: list[subprocess.Popen] = []
 
 
@@ -56,6 +66,20 @@ def two(tiny, submission: int, *more: str) -> int:
     output, _ = process.communicate(timeout=240)
     assert process.returncode in (0, 75), output
     return process.returncode
+
+
+def run_script(tiny, script: str) -> tuple[int, str]:
+    """Run a program of this test on two processes; returns exit code and output."""
+    path = tiny.root / "script.py"
+    path.write_text(script)
+    process = start(tiny, 1, program=(str(path),))
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+def add(tiny, lines: str) -> None:
+    """Add keys to the configuration, whose last table is [training]."""
+    tiny.config_path.write_text(tiny.config_path.read_text() + lines + "\n")
 
 
 def one(tiny, submission: int, *more: str) -> int:
@@ -209,3 +233,11 @@ def test_error_of_the_first_rank_ends_all_with_its_code(make_run) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2, output
     assert output.count("error: ") == 1
+
+
+def test_clock_of_the_first_rank_decides_when_to_save(tiny) -> None:
+    add(tiny, "save_every_minutes = 1e-9")
+    code, output = run_script(tiny, CLOCKS)
+    assert code == 0, output
+    saves = [r["step"] for r in read_jsonl(tiny.run_dir / "metrics.jsonl") if r["kind"] == "save"]
+    assert saves == list(range(1, 13))
