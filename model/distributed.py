@@ -161,6 +161,17 @@ class SharedModel:
             self.model.set_requires_gradient_sync(last)
         return contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
+    def drop_gradients(self) -> None:
+        """Forget all gradients, also those that FSDP keeps with the gathered weights until the ranks exchange them.
+
+        Every rank must ask.
+        """
+        self.model.zero_grad(set_to_none=True)
+        for module in self._sharded:  # one by one: all at once may not fit
+            module.unshard()
+            self.model.zero_grad(set_to_none=True)
+            module.reshard()
+
     def initialise(self, seed: int) -> None:
         """Fill the weights as `RQwen3.initialise` does."""
         if not self._sharded:
