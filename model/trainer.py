@@ -27,7 +27,7 @@ from model.mirror import open_mirror, require_package
 from model.preemption import StopWatch
 from model.run_config_guard import keep_config
 from model.saver import Saver, SaveReport
-from model.session import StepResult, TrainSession, pick_device, set_threads
+from model.session import StepResult, TrainSession, set_threads
 from model.shard_format import read_manifest
 from model.submission import Submission
 from model.windows import TokenWindows
@@ -92,13 +92,11 @@ class _Trainer:
             reason = self._loop(session)
             reason = self._finish(session, reason)
         except BaseException as error:
-            if not dry_step.memory_refused(error):
-                self._failed(error)
-                raise
-            device = self.session.device if self.session else pick_device(self.config.device)
-            told = dry_step.out_of_memory(self.run_config, device, error, "while training")
+            told = self.team.blame(dry_step.in_words(self.run_config, error, "while training"))
             self._failed(told)
-            raise told from error
+            if told is error:
+                raise
+            raise told from told.__cause__ or error
         finally:
             self.log.close()
             if self.session is not None:

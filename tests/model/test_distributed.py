@@ -43,6 +43,20 @@ sys.exit(launch.report(pretrain.main(sys.argv[1:])))
 """
 """The trainer; on the second rank no time passes."""
 
+FAILING = """
+import os, sys, torch
+from model import launch, pretrain
+import model.session as session
+step = session.TrainSession.train_step
+def fail(self, *arguments):
+    if os.environ["RANK"] == "1" and self.step == 3:
+        raise {error}
+    return step(self, *arguments)
+session.TrainSession.train_step = fail
+sys.exit(launch.report(pretrain.main(sys.argv[1:])))
+"""
+"""The trainer; the second rank fails in step 4."""
+
 INTERRUPTED = """
 import sys
 from pathlib import Path
@@ -276,6 +290,31 @@ def test_clock_of_the_first_rank_decides_when_to_save(tiny) -> None:
     assert code == 0, output
     saves = [r["step"] for r in read_jsonl(tiny.run_dir / "metrics.jsonl") if r["kind"] == "save"]
     assert saves == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "told", "recorded"),
+    [
+        (
+            "torch.OutOfMemoryError('CUDA out of memory.')",
+            71,
+            "out_of_memory",
+            "error: rank 1: out of memory while training",
+            "rank 1: out of memory while training",
+        ),
+        ("KeyError('a bug')", 1, "error", "on rank 1 of 2", "rank 1: KeyError('a bug')"),
+    ],
+)
+def test_failure_of_another_rank_is_told_with_its_rank_code_and_reason(
+    tiny, error: str, code: int, reason: str, told: str, recorded: str
+) -> None:
+    seen, output = run_script(tiny, FAILING.format(error=error))
+    assert seen == code, output
+    assert told in output
+    record = read_jsonl(tiny.run_dir / "ledger.jsonl")[0]
+    assert (record["stop_reason"], record["exit_code"]) == (reason, code)
+    assert record["error"].startswith(recorded)
+    assert not (tiny.run_dir / "LOCK").exists()
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
