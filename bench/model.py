@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.compiler import compile_blocks
 from model.config import CoreConfig, TrainConfig, load_run_config
 from model.gpus import gpu_of_device
 from model.loss import head_loss
@@ -32,7 +33,7 @@ from model.memory import GIB, Execution, plan_memory
 from model.metrics import memory_bytes
 from model.optimizer import make_optimizer
 from model.rqwen3 import RQwen3
-from model.session import compile_blocks, set_threads
+from model.session import set_threads
 
 SMALL = CoreConfig(
     vocab_size=8192,
@@ -105,7 +106,7 @@ def step_time_ratio(config: CoreConfig, pairs: int, *, compiled: bool = False) -
     """Median of ours / theirs over interleaved pairs, in alternating order; None if not compiled."""
     theirs, ours = their_model(config), RQwen3(config)
     ours.load_state_dict(theirs.state_dict())
-    if compiled and not compile_blocks(ours):
+    if compiled and compile_blocks(ours) is not None:
         return None
     tokens_BL = torch.randint(0, config.vocab_size, (BATCH, SEQ_LEN + 1), generator=torch.Generator().manual_seed(1))
     steps = our_step(ours, tokens_BL), their_step(theirs, tokens_BL)

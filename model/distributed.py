@@ -10,6 +10,7 @@ group, by which all ranks agree whether to stop. Under torchrun alone; one proce
 
 import contextlib
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,15 +20,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from model.config import TrainConfig
-from model.errors import ConfigError, RQwen3Error
+from model.errors import ConfigError, OtherRankError, RQwen3Error
 from model.rqwen3 import RQwen3
 
 T = TypeVar("T")
+FAILURE = "rqwen3/failure"
+"""Key in the store: the rank that failed first, and its error."""
 FORWARD_METHODS = ("loss", "token_losses")
 """Methods of the model that need its weights gathered, beside `forward`."""
 
@@ -42,6 +47,8 @@ class Team:
     """How many there are."""
     words: dist.ProcessGroup | None = None
     """A group over CPUs for what the ranks tell each other, which never waits for a GPU; None is the default group."""
+    store: Store | None = None
+    """Where a rank that fails says why; torchrun keeps it, so that it outlives the rank."""
 
     @property
     def first(self) -> bool:
@@ -75,11 +82,36 @@ class Team:
             try:
                 outcome[0] = work()
             except Exception as caught:
-                error, outcome[1] = caught, caught if isinstance(caught, RQwen3Error) else RuntimeError(repr(caught))
+                error, outcome[1] = caught, _portable(caught)
         dist.broadcast_object_list(outcome, src=0, group=self.words)
-        if error is not None or outcome[1] is not None:
-            raise error or outcome[1]
+        if error is not None:
+            raise error
+        if outcome[1] is not None:
+            raise OtherRankError(0, outcome[1])
         return outcome[0]
+
+    def blame(self, error: BaseException) -> BaseException:
+        """Tell the others what this rank fails with, unless it follows from another's failure: then that is returned.
+
+        An error without words of its own may follow from one: the others' exchanges break when a rank ends.
+        """
+        if self.store is None or isinstance(error, OtherRankError):
+            return error
+        with contextlib.suppress(RuntimeError):  # the store may be gone, with torchrun
+            if not isinstance(error, RQwen3Error):
+                if self.store.check([FAILURE]):
+                    return OtherRankError(*pickle.loads(self.store.get(FAILURE)))
+                error.add_note(f"on rank {self.rank} of {self.size}")
+            self.store.set(FAILURE, pickle.dumps((self.rank, _portable(error))))  # pyright: ignore[reportArgumentType] bytes do
+        return error
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or where it can't travel to another process, its words."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(repr(error))
 
 
 def first_process() -> bool:
@@ -99,9 +131,10 @@ def join(device: str) -> Team:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+    store, rank, size = next(rendezvous("env://"))
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
     words: Any = dist.new_group(backend="gloo") if cuda else None  # torch names its type loosely
-    return Team(rank=dist.get_rank(), size=size, words=words)
+    return Team(rank=rank, size=size, words=words, store=store)
 
 
 def leave(team: Team) -> None:
@@ -160,6 +193,17 @@ class SharedModel:
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last)
         return contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync()
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients, also those that FSDP keeps with the gathered weights until the ranks exchange them.
+
+        Every rank must ask.
+        """
+        self.model.zero_grad(set_to_none=True)
+        for module in self._sharded:  # one by one: all at once may not fit
+            module.unshard()
+            self.model.zero_grad(set_to_none=True)
+            module.reshard()
 
     def initialise(self, seed: int) -> None:
         """Fill the weights as `RQwen3.initialise` does."""

@@ -24,7 +24,7 @@ from model.errors import OutOfMemory, RQwen3Error, TrainingError
 from model.files import append_jsonl, read_jsonl, sweep_dead, temporary_path
 from model.ledger import failure_reason
 from model.memory import GIB, plan_memory
-from model.session import TrainSession
+from model.session import TrainSession, pick_device
 
 RECORD = "dry_steps.jsonl"
 
@@ -116,9 +116,10 @@ def measure(
         eval_s = time.perf_counter() - began
         save_s, size_bytes = _scratch_save(run_dir, session)
     except Exception as error:
-        if not memory_refused(error):
+        told = in_words(session.run, error, "in the dry step")
+        if told is error:
             raise
-        raise out_of_memory(session.run, session.device, error, "in the dry step") from error
+        raise told from error
     if not math.isfinite(trained[0].loss):
         raise TrainingError(
             f"the loss of the fresh model is {trained[0].loss} in the dry step; nothing was trained. "
@@ -149,12 +150,13 @@ def evaluate(
         )
 
 
-def memory_refused(error: BaseException) -> bool:
-    """Whether device or machine refused memory, in any of their ways, and nobody has said so in words yet."""
-    return not isinstance(error, RQwen3Error) and failure_reason(error) == "out_of_memory"
+def in_words(run: RunConfig, error: BaseException, when: str) -> BaseException:
+    """`OutOfMemory` where device or machine refused memory in any of their ways; else the error itself."""
+    refused = not isinstance(error, RQwen3Error) and failure_reason(error) == "out_of_memory"
+    return _out_of_memory(run, pick_device(run.training.device), error, when) if refused else error
 
 
-def out_of_memory(run: RunConfig, device: torch.device, error: BaseException, when: str) -> OutOfMemory:
+def _out_of_memory(run: RunConfig, device: torch.device, error: BaseException, when: str) -> OutOfMemory:
     """The error to raise: what was seen, the plan, and what would need less."""
     plan, training = plan_memory(run.model, run.training, cuda=device.type == "cuda"), run.training
     parts = ("weights", "gradients", "moments", "casts", "activations", "head", "context")

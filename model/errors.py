@@ -52,3 +52,12 @@ class LockHeldError(RQwen3Error):
 
 class EnvironmentProblem(RQwen3Error):
     """The machine lacks something: a program, a package, a free port."""
+
+
+class OtherRankError(RQwen3Error):
+    """What another rank of the training failed with, which that one says itself."""
+
+    def __init__(self, rank: int, error: BaseException) -> None:
+        super().__init__(f"rank {rank}: {error if isinstance(error, RQwen3Error) else repr(error)}")
+        self.exit_code = getattr(error, "exit_code", self.exit_code)
+        self.__cause__ = error

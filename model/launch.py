@@ -21,25 +21,26 @@ import psutil
 from model.preemption import SIGNALS
 
 EXIT_CODE_FILE = "RQWEN3_EXIT_CODE_FILE"
-"""Environment variable: where the trainer of each node writes how it ended."""
+"""Environment variable: where the trainers of a node write how they ended, a line each."""
 EXIT_CONTINUE = 75
+GOOD = (0, EXIT_CONTINUE)
 
 
 def report(code: int) -> int:
     """Tell the launcher, if there is one, how the trainer ends; returns the process's exit code.
 
-    A told code ends the process with 0, so that torchrun takes a saved stop for no failure.
+    A saved stop ends the process with 0, so that torchrun takes it for no failure.
     """
     file = os.environ.get(EXIT_CODE_FILE)
     if file is None:
         return code
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        Path(file).write_text(str(code), encoding="ascii")
-    return 0
+    with contextlib.suppress(OSError), Path(file).open("a", encoding="ascii") as told:
+        told.write(f"{code}\n")
+    return 0 if code in GOOD else code
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code of the trainer."""
+    """Run the command line; returns the exit code of the trainers, of the first that failed if one did."""
     for number in SIGNALS:
         signal.signal(number, _pass_on)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -50,9 +51,16 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rqwen3-") as folder:
         file = Path(folder) / "exit_code"
         os.environ[EXIT_CODE_FILE] = str(file)
-        with contextlib.suppress(ChildFailedError):
+        try:
             torchrun(["--signals-to-handle", "SIGQUIT", *given])  # the others are passed on
-        return int(file.read_text(encoding="ascii")) if file.exists() else 1
+        except ChildFailedError:
+            return next((code for code in _told(file) if code not in GOOD), 1)
+        return next(reversed(_told(file)), 1)
+
+
+def _told(file: Path) -> list[int]:
+    """How trainers of this node ended, in the order in which they did."""
+    return [int(line) for line in file.read_text(encoding="ascii").split()] if file.exists() else []
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:

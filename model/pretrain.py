@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from model import phases
-from model.errors import RQwen3Error
+from model.errors import OtherRankError, RQwen3Error
 from model.launch import report
 from model.preemption import StopWatch
 
-PARENT = os.getppid()
+PARENT, RANK = os.getppid(), os.environ.get("RANK", "0")
 NO_WRITING = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM))
 """What a full or read-only disk, a used-up quota, or somebody else's folder answers."""
 
@@ -64,15 +64,15 @@ def main(arguments: list[str] | None = None) -> int:
         phases.enter("start_up")
         return _train(options, stop)
     except RQwen3Error as error:
-        if os.environ.get("RANK", "0") == "0":  # every rank has the same error
-            _complain(f"error: {error}")
+        if RANK == "0" or not isinstance(error, OtherRankError):
+            _complain(str(error))
         return _exit_code(error)
     except OSError as error:
         if error.errno not in NO_WRITING:
             raise
         where = error.filename or options.run_dir
         _complain(
-            f"error: {where}: {error.strerror}. What was saved before is whole. "
+            f"{where}: {error.strerror}. What was saved before is whole. "
             "Make room, or make the folder writable, and start the trainer again."
         )
         return _exit_code(error)
@@ -110,7 +110,7 @@ def _train(options: argparse.Namespace, stop: StopWatch) -> int:
 def _complain(words: str) -> None:
     """Say why it ends; on a full disk, which takes no words, the exit code says it alone."""
     with contextlib.suppress(OSError):
-        print(words, file=sys.stderr, flush=True)
+        print(f"error: {words}" if RANK == "0" else f"error: rank {RANK}: {words}", file=sys.stderr, flush=True)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -18,6 +18,7 @@ import torch
 
 from model import phases
 from model.checkpoint import SavedCheckpoint, load, load_weights, warn
+from model.compiler import compile_blocks, on_trial, run_eagerly
 from model.config import RunConfig
 from model.distributed import SharedModel, Team, micro_batches_each, spread_moments, spread_weights, whole, whole_tensor
 from model.errors import CheckpointError, ConfigError
@@ -81,7 +82,9 @@ class TrainSession:
         self.model.to(self.device).train()
         self.model.model.recompute = run.training.recompute
         wanted = run.training.compile if self.device.type == "cuda" else run.training.compile_on_cpu
-        self.compiled = wanted and compile_blocks(self.model)
+        self.compiled = False
+        if wanted:
+            self._agree_to_compile(compile_blocks(self.model))
         self._proven = not self.compiled
         self.shared = SharedModel(self.model, self.team, run.training.parallel)
         self.optimizer = make_optimizer(self.model, run.training)
@@ -120,12 +123,14 @@ class TrainSession:
         size = self.config.micro_batch_size
         for number in range(self.micro_batches):
             if should_stop() or tokens_SL is None:
-                self.optimizer.zero_grad(set_to_none=True)
+                self.shared.drop_gradients()
                 self.restore_random_state(random_state)  # dropout has drawn from it
                 self._partial = [] if tokens_SL is None else [tokens_SL]
                 return None
             micro_batch = tokens_SL[number * size : (number + 1) * size]
             phases.enter_micro_batch("micro_batch" if self._proven else "compile", self.step + 1, micro_batch)
+            if not self._proven:
+                self._prove_compiler(micro_batch)
             with self.shared.accumulating(last=number + 1 == self.micro_batches):
                 total += self._micro_batch(micro_batch)
         phases.enter("optimizer_step", self.step + 1)
@@ -177,10 +182,7 @@ class TrainSession:
 
         That factor is there because the ranks' gradients are averaged, and what is wanted is their sum.
         """
-        tokens_BL = tokens_BL.to(self.device, non_blocking=True)
-        if not self._proven:
-            self._prove_compiler(tokens_BL)
-        return self._add_gradient(tokens_BL)
+        return self._add_gradient(tokens_BL.to(self.device, non_blocking=True))
 
     def _add_gradient(self, tokens_BL: torch.Tensor) -> torch.Tensor:
         with self.autocast():
@@ -189,25 +191,24 @@ class TrainSession:
         return loss.detach()
 
     def _prove_compiler(self, tokens_BL: torch.Tensor) -> None:
-        """Compile by a first pass, thrown away; without a compiler that works, go on without one, aloud."""
-        dynamo = torch._dynamo.config  # pyright: ignore[reportPrivateImportUsage]
-        dynamo.suppress_errors, before = False, dynamo.suppress_errors
+        """Compile by a first pass, thrown away, in which the ranks exchange no gradient."""
         random_state = self.random_state()
-        try:
-            self._add_gradient(tokens_BL)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            for block in self.model.model.layers:
-                block._compiled_call_impl = None
-            self.compiled = False
-            seen = str(error).strip().splitlines() or [type(error).__name__]
-            warn(f"the blocks are not compiled ({seen[0]}); training is slower, and its bits differ.")
-        finally:
-            dynamo.suppress_errors = before
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.shared.accumulating(last=False), on_trial(self.model) as failures:
+            self._add_gradient(tokens_BL.to(self.device))
+        self.shared.drop_gradients()
         self.restore_random_state(random_state)
+        self._agree_to_compile(failures[0] if failures else None)
         self._proven = True
+
+    def _agree_to_compile(self, failure: str | None) -> None:
+        """Where the compiler failed on any rank, let all go on without one, aloud."""
+        if failure is not None and self.team.size > 1:
+            failure = f"rank {self.team.rank}: {failure}"
+        failure = self.team.agree(failure)
+        self.compiled = failure is None
+        if failure is not None:
+            run_eagerly(self.model)
+            warn(f"the blocks are not compiled ({failure}); training is slower, and its bits differ.")
 
     def autocast(self) -> torch.autocast:
         """bf16 matrix products on CUDA, plain fp32 on a CPU."""
@@ -330,18 +331,6 @@ def set_determinism(wanted: bool) -> None:
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def compile_blocks(model: RQwen3) -> bool:
-    """Let each block be compiled in place at its first use (parameter names stay); False, aloud, where that fails."""
-    try:
-        torch._dynamo.config.suppress_errors = True  # pyright: ignore[reportPrivateImportUsage] a failing shape runs eagerly
-        for block in model.model.layers:
-            block.compile()
-    except Exception as error:
-        warn(f"the blocks are not compiled ({error}); training is slower, and its bits differ.")
-        return False
-    return True
 
 
 def set_threads() -> int:

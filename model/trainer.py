@@ -27,7 +27,7 @@ from model.mirror import open_mirror, require_package
 from model.preemption import StopWatch
 from model.run_config_guard import keep_config
 from model.saver import Saver, SaveReport
-from model.session import StepResult, TrainSession, pick_device, set_threads
+from model.session import StepResult, TrainSession, set_threads
 from model.shard_format import read_manifest
 from model.submission import Submission
 from model.windows import TokenWindows
@@ -92,13 +92,11 @@ class _Trainer:
             reason = self._loop(session)
             reason = self._finish(session, reason)
         except BaseException as error:
-            if not dry_step.memory_refused(error):
-                self._failed(error)
-                raise
-            device = self.session.device if self.session else pick_device(self.config.device)
-            told = dry_step.out_of_memory(self.run_config, device, error, "while training")
+            told = self.team.blame(dry_step.in_words(self.run_config, error, "while training"))
             self._failed(told)
-            raise told from error
+            if told is error:
+                raise
+            raise told from told.__cause__ or error
         finally:
             self.log.close()
             if self.session is not None:
@@ -224,10 +222,11 @@ class _Trainer:
             self._sample(session)
 
     def _save_due(self, step: int) -> bool:
-        """By steps, or by the time since the last save or the start of the training."""
-        minutes = self.config.save_every_minutes
-        by_time = minutes > 0 and time.monotonic() - self.last_save >= 60 * minutes
-        return by_time or self._due(step, self.config.save_every_steps)
+        """By steps, or by the time since the last save or the start of the training, on the first rank's clock."""
+        if self._due(step, self.config.save_every_steps):
+            return True
+        wait_s = 60 * self.config.save_every_minutes
+        return wait_s > 0 and self.team.first_does(lambda: time.monotonic() - self.last_save >= wait_s)
 
     def _too_late_for(self, seconds: float) -> bool:
         """Whether to stop rather than begin what took so long before."""

@@ -17,6 +17,7 @@ from model.config import TrainConfig
 from model.distributed import Team, micro_batches_each, whole
 from model.errors import ConfigError, CorpusError
 from model.files import read_jsonl
+from model.session import TrainSession
 from model.windows import StepReader, TokenWindows
 from tests.model.conftest import REPOSITORY
 
@@ -31,6 +32,60 @@ session.TrainSession.train_step = lambda *arguments: (time.sleep(0.05), step(*ar
 sys.exit(launch.report(pretrain.main(sys.argv[2:])))
 """
 """The trainer, its steps slowed down so that there is time to interrupt them; it leaves its process's number."""
+
+
+CLOCKS = """
+import os, sys, types
+from model import launch, pretrain, trainer
+if os.environ["RANK"] == "1":
+    trainer.time = types.SimpleNamespace(monotonic=lambda: 0.0)
+sys.exit(launch.report(pretrain.main(sys.argv[1:])))
+"""
+"""The trainer; on the second rank no time passes."""
+
+FAILING = """
+import os, sys, torch
+from model import launch, pretrain
+import model.session as session
+step = session.TrainSession.train_step
+def fail(self, *arguments):
+    if os.environ["RANK"] == "1" and self.step == 3:
+        raise {error}
+    return step(self, *arguments)
+session.TrainSession.train_step = fail
+sys.exit(launch.report(pretrain.main(sys.argv[1:])))
+"""
+"""The trainer; the second rank fails in step 4."""
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from model.config import load_run_config
+from model.distributed import join, leave
+from model.session import TrainSession
+from model.shard_format import read_manifest
+from model.windows import TokenWindows
+run, team = load_run_config(Path(sys.argv[2])), join("cpu")
+session = TrainSession(run, TokenWindows(read_manifest(Path(sys.argv[4])), run.training.seq_len), team)
+answers = iter([False, True])
+assert session.train_step(lambda: next(answers)) is None
+result = session.train_step()
+session.close()
+if team.first:
+    print("norm", result.grad_norm)
+leave(team)
+"""
+"""A session that is told to stop after a step's first micro-batch, and then makes the step after all."""
+
+NO_COMPILER = """
+import os, sys
+import torch._inductor.config as inductor
+from model import launch, pretrain
+if os.environ["RANK"] == "1":
+    inductor.force_disable_caches, inductor.cpp.cxx = True, ("no-such-compiler",)
+sys.exit(launch.report(pretrain.main(sys.argv[1:])))
+"""
+"""The trainer, on whose second rank there is no C++ compiler."""
 
 
 STARTED: list[subprocess.Popen] = []
@@ -56,6 +111,24 @@ def two(tiny, submission: int, *more: str) -> int:
     output, _ = process.communicate(timeout=240)
     assert process.returncode in (0, 75), output
     return process.returncode
+
+
+def run_script(tiny, script: str) -> tuple[int, str]:
+    """Run a program of this test on two processes; returns exit code and output."""
+    path = tiny.root / "script.py"
+    path.write_text(script)
+    process = start(tiny, 1, program=(str(path),))
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+def add(tiny, lines: str) -> None:
+    """Add keys to the configuration, whose last table is [training]."""
+    tiny.config_path.write_text(tiny.config_path.read_text() + lines + "\n")
+
+
+def norms(tiny) -> list[float]:
+    return [r["grad_norm"] for r in read_jsonl(tiny.run_dir / "metrics.jsonl") if r["kind"] == "train"]
 
 
 def one(tiny, submission: int, *more: str) -> int:
@@ -209,3 +282,80 @@ def test_error_of_the_first_rank_ends_all_with_its_code(make_run) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2, output
     assert output.count("error: ") == 1
+
+
+def test_clock_of_the_first_rank_decides_when_to_save(tiny) -> None:
+    add(tiny, "save_every_minutes = 1e-9")
+    code, output = run_script(tiny, CLOCKS)
+    assert code == 0, output
+    saves = [r["step"] for r in read_jsonl(tiny.run_dir / "metrics.jsonl") if r["kind"] == "save"]
+    assert saves == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "told", "recorded"),
+    [
+        (
+            "torch.OutOfMemoryError('CUDA out of memory.')",
+            71,
+            "out_of_memory",
+            "error: rank 1: out of memory while training",
+            "rank 1: out of memory while training",
+        ),
+        ("KeyError('a bug')", 1, "error", "on rank 1 of 2", "rank 1: KeyError('a bug')"),
+    ],
+)
+def test_failure_of_another_rank_is_told_with_its_rank_code_and_reason(
+    tiny, error: str, code: int, reason: str, told: str, recorded: str
+) -> None:
+    seen, output = run_script(tiny, FAILING.format(error=error))
+    assert seen == code, output
+    assert told in output
+    record = read_jsonl(tiny.run_dir / "ledger.jsonl")[0]
+    assert (record["stop_reason"], record["exit_code"]) == (reason, code)
+    assert record["error"].startswith(recorded)
+    assert not (tiny.run_dir / "LOCK").exists()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_stop_within_a_step_leaves_no_gradient_behind(tiny, parallel: str) -> None:
+    tiny.set(micro_batch_size=2, accumulation=4)
+    add(tiny, f'parallel = "{parallel}"')
+    code, output = run_script(tiny, INTERRUPTED)
+    assert code == 1, output  # a program that says nothing to the launcher
+    alone = TrainSession(tiny.config, TokenWindows(tiny.manifest, 32))
+    result = alone.train_step()
+    alone.close()
+    assert result is not None
+    seen = next(line for line in output.splitlines() if line.startswith("norm "))
+    assert float(seen.split()[1]) == pytest.approx(result.grad_norm, rel=1e-5)
+
+
+@pytest.mark.long
+def test_sharded_compiled_blocks_lose_the_same_through_a_resume(make_run) -> None:
+    straight, sharded = make_run("straight"), make_run("sharded")
+    for run in (straight, sharded):
+        run.set(max_steps=4, micro_batch_size=2, accumulation=4)
+    add(sharded, 'parallel = "fsdp"\ncompile_on_cpu = true')
+    assert one(straight, 1) == 0
+    assert two(sharded, 1, "--until-step", "2") == 75
+    assert two(sharded, 2) == 0
+    assert checkpoint.verify(sharded.checkpoints / "final.pt").sidecar["compiled"]
+    assert norms(sharded) == pytest.approx(norms(straight), rel=1e-4)
+    assert (losses(sharded) - losses(straight)).abs().max() < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_compiler_that_fails_on_one_rank_is_given_up_on_all(make_run, parallel: str) -> None:
+    straight, shared = make_run("straight"), make_run("shared")
+    for run in (straight, shared):
+        run.set(max_steps=4, micro_batch_size=2, accumulation=4)
+    add(shared, f'parallel = "{parallel}"\ncompile_on_cpu = true')
+    assert one(straight, 1) == 0
+    code, output = run_script(shared, NO_COMPILER)
+    assert code == 0, output
+    assert "the blocks are not compiled (rank 1: " in output
+    assert not checkpoint.verify(shared.checkpoints / "final.pt").sidecar["compiled"]
+    assert norms(shared) == pytest.approx(norms(straight), rel=1e-4)
+    assert (losses(shared) - losses(straight)).abs().max() < 1e-5
