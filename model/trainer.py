@@ -176,6 +176,7 @@ class _Trainer:
         if saved is None:
             say(f"no checkpoint in {self.folder}: starting from step 0")
         else:
+            self.saver.damaged.update(step for step in steps if step > saved.step)
             session.restore(saved, other_data=self.submission.accept_other_data)
             # of which a kill may have deprived it
             self.team.first_does(lambda: checkpoint.prune(self.folder, self.config, saved))

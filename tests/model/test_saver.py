@@ -96,6 +96,20 @@ def test_background_save_holds_the_state_of_its_moment(
     assert told[0].record()["bytes"] == saved.path.stat().st_size
 
 
+def test_checkpoint_found_damaged_fills_no_place_of_the_last_until_it_is_saved_anew(
+    saver: Saver, told: list[SaveReport]
+) -> None:
+    for step in (1, 2):
+        save(saver, step, background=False)
+    saver.damaged.add(2)
+    save(saver, 3, background=False)
+    assert checkpoint.steps_in(saver.folder) == [1, 2, 3]
+    save(saver, 2, background=False)
+    save(saver, 3, background=False)
+    assert told[-1].removed == [1]
+    assert checkpoint.steps_in(saver.folder) == [2, 3]
+
+
 def test_save_that_gets_no_thread_is_made_while_training_waits(
     saver: Saver, told: list[SaveReport], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

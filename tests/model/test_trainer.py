@@ -139,6 +139,19 @@ def test_save_that_fails_in_the_background_is_tried_again_and_training_goes_on(
     assert min(saves) <= 8
 
 
+def test_checkpoint_that_the_start_found_damaged_never_costs_a_good_one_its_place(tiny, capsys) -> None:
+    tiny.config_path.write_text(tiny.config_path.read_text().replace("keep_first_step = 4", "keep_first_step = 0"))
+    assert train(tiny, "--until-step", "6") == 75
+    newest = tiny.checkpoints / "step_6.pt"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    assert train(tiny, "--until-step", "8", submission=2) == 75
+    assert "step_6.pt: SHA-256" in capsys.readouterr().err
+    assert checkpoint.steps_in(tiny.checkpoints) == [4, 6, 8]
+    assert newest.read_bytes() == data
+
+
 def test_disk_that_stays_full_ends_the_run_in_words_with_the_old_checkpoint_whole(
     tiny, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

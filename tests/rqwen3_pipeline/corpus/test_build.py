@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from model.errors import CorpusError, SourceError
@@ -252,6 +254,55 @@ def test_killed_fork_server_costs_nothing(root, config, training, folder, undist
     assert tree(root) == undisturbed
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from made import only
+from rqwen3_pipeline.corpus.build import BuildOptions, build_files, items_of
+from rqwen3_pipeline.corpus.lock import lock_folder
+from rqwen3_pipeline.corpus.sources import corpus_config
+from rqwen3_pipeline.settings import RunRoot
+
+def peak_mib():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+root, folder, tokenizer = RunRoot(Path(sys.argv[2])), *map(Path, sys.argv[3:5])
+config = corpus_config(only("textbooks", {"max_chars": int(sys.argv[5])}, json.loads(sys.argv[6])))
+lock = lock_folder(root, config, folder)
+found = {"start": peak_mib()}
+def told(outcome):
+    assert outcome.error is None, outcome.error
+    found[outcome.stage] = peak_mib()
+    found["documents"] = outcome.report.get("documents", 0) + outcome.report.get("heldout_documents", 0)
+build_files(root, config, lock, items_of("raw", config, lock), BuildOptions(tokenizer_file=tokenizer, progress=told))
+print(json.dumps(found))
+"""
+HUGE_MIB = 40
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("max_chars", "documents", "rows"), [(100_000, 1199, 7), (10**9, 1200, 13)], ids=["dropped", "kept"]
+)
+def test_build_of_a_file_with_one_huge_row_needs_a_few_times_that_row(
+    root, tmp_path, tokenizer_file, pinned, max_chars, documents, rows
+):
+    path = tmp_path / "sources" / "textbooks.parquet"
+    path.parent.mkdir()
+    with pq.ParquetWriter(path, pa.schema([("text", pa.large_string())])) as writer:
+        for group in range(3):
+            text = [prose(400 * group + i, 100) for i in range(400)]
+            text[200] = prose(9, 1000) * (HUGE_MIB * 2**20 // len(prose(9, 1000).encode())) if group == 1 else text[200]
+            writer.write_table(pa.table({"text": pa.array(text, pa.large_string())}))
+    given = [os.path.dirname(__file__), root.path, path.parent, tokenizer_file, max_chars, json.dumps(pinned)]  # noqa: PTH120
+    command = [sys.executable, "-c", MEASURE, *map(str, given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak_mib = json.loads(done.stdout)
+    assert peak_mib["documents"] == documents
+    assert peak_mib["tokens"] - peak_mib["start"] < rows * HUGE_MIB, peak_mib
 
 
 def test_run_stage_of_no_stage_is_refused(root, config, folder):
