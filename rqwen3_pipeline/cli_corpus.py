@@ -21,7 +21,20 @@ def sources_lock(ctx: click.Context, folder: Path | None, update: bool) -> None:
     """Pin which files are read: data sets, revisions, paths, sizes, SHA-256."""
     from rqwen3_pipeline.source_commands import lock_sources
 
-    lock_sources(settings_of(ctx, sources=folder), update)
+    settings = settings_of(ctx, sources=folder)
+    lock_sources(settings, update)
+    _register(settings.root)
+
+
+def _register(root: Any) -> None:
+    """Tell an instance, if there is one, which files are locked now."""
+    if not (root.dagster_home / "dagster.yaml").is_file():
+        return
+    from rqwen3_pipeline.assets.sources import register_partitions
+    from rqwen3_pipeline.corpus.lock import read_lock
+    from rqwen3_pipeline.instance import open_instance
+
+    register_partitions(open_instance(root), read_lock(root))
 
 
 @sources.command("fetch")

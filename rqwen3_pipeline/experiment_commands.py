@@ -54,8 +54,10 @@ def show(settings: Settings, name: str | None, as_json: bool) -> None:
 
 
 def stop(settings: Settings, name: str | None, why: str) -> None:
-    """Let nothing more be submitted."""
+    """Let nothing more be submitted; of an experiment that has not begun, nothing at all."""
     here, run = _configuration(settings, name)
+    if not here.root.experiment(run.name).is_dir():
+        click.echo(f"{run.name}: not begun in {here.root.path} yet; its first job will find the stop.")
     control.stop(here.root, run.name, why)
     click.echo(
         f"{run.name}: nothing more is submitted until: rqwen3 experiment resume {run.name}\n"

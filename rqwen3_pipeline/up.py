@@ -13,6 +13,8 @@ from types import FrameType
 
 from model.errors import ConfigError, EnvironmentProblem
 from model.files import hold_lock, sha256_bytes
+from rqwen3_pipeline.assets.sources import register_partitions
+from rqwen3_pipeline.corpus.lock import read_lock
 from rqwen3_pipeline.instance import fail_orphans, open_instance
 from rqwen3_pipeline.settings import RunRoot, Settings, shipped
 
@@ -37,6 +39,7 @@ def serve(settings: Settings, port: int | None, public: bool = False) -> int:
     Raises:
         ConfigError: a port was named where runs are SLURM jobs, which everyone on the login node could open.
         EnvironmentProblem: the port is taken, or the run root's file system is unfit.
+        CorpusError: the source lock is damaged.
         LockHeldError: another one serves this run root from this host; a second daemon would be one too many.
     """
     root, shared_host = settings.root, settings.launcher == "slurm"
@@ -56,7 +59,10 @@ def serve(settings: Settings, port: int | None, public: bool = False) -> int:
 
 def _serve(settings: Settings, port: int, private: bool) -> int:
     root = settings.root
-    fail_orphans(open_instance(root))
+    instance = open_instance(root)
+    fail_orphans(instance)
+    if root.lock.exists():
+        register_partitions(instance, read_lock(root))
     environment = {
         **os.environ,
         "RQWEN3_PROFILE": str(settings.config_path),

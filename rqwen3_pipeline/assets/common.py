@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 
@@ -28,6 +28,9 @@ CODE_VERSION = "1"
 LONGEST_CHARACTERS = 50_000
 """Of one piece of metadata: the event store and the asset's page carry all of them."""
 OWNERS = ["team:rqwen3"]
+STORE_LIMIT_S = 10.0
+"""How long a training waits for the event store, whose word it can do without."""
+Answer = TypeVar("Answer")
 
 submission_partitions = dg.DynamicPartitionsDefinition(name="submissions")
 """Keys `<experiment>.<nn>`: one slice of a training run, one job."""
@@ -92,6 +95,31 @@ class Mirror:
                 self._write(line)
             except Exception as error:
                 print(f"the event store did not take {line!r}: {error}", file=sys.stderr, flush=True)
+
+
+def ask_store(ask: Callable[[], Answer]) -> Answer | None:
+    """What the event store answers; None, said aloud, where it fails or is silent for `STORE_LIMIT_S`.
+
+    A database that drops packets answers only when TCP gives up, after minutes. The question is asked
+    from a thread and not taken back: what it writes may still arrive.
+    """
+    answers: list[Answer] = []
+    problem = f"no answer in {STORE_LIMIT_S:.0f} s"
+
+    def run() -> None:
+        nonlocal problem
+        try:
+            answers.append(ask())
+        except Exception as error:
+            problem = str(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="event store")
+    thread.start()
+    thread.join(STORE_LIMIT_S)
+    if answers:
+        return answers[0]
+    print(f"the event store is away: {problem}; going on without it", file=sys.stderr, flush=True)
+    return None
 
 
 def pipeline() -> Pipeline:

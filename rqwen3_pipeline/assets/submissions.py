@@ -1,6 +1,5 @@
 """Submissions: each partition is one slice of the training run, cut by the clock and taken up by the next."""
 
-import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -14,6 +13,7 @@ from rqwen3_pipeline.assets.common import (
     OWNERS,
     Mirror,
     Pipeline,
+    ask_store,
     experiment,
     metadata,
     pipeline,
@@ -109,16 +109,15 @@ def _attempt(context: dg.AssetExecutionContext, here: Pipeline, name: str, numbe
     from rqwen3_pipeline.experiments.facts import next_attempt
 
     told = [next_attempt(here.root, name, number), int(context.run.tags.get(ATTEMPT_TAG) or 1)]
-    with contextlib.suppress(Exception):  # the event store may be away
-        runs = context.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": context.partition_key}))
-        told += [1 + int(run.tags.get(ATTEMPT_TAG) or 0) for run in runs if run.run_id != context.run_id]
+    of_it = dg.RunsFilter(tags={"dagster/partition": context.partition_key})
+    runs = ask_store(lambda: context.instance.get_runs(of_it)) or []
+    told += [1 + int(run.tags.get(ATTEMPT_TAG) or 0) for run in runs if run.run_id != context.run.run_id]
     return max(told)
 
 
 def _tag(context: dg.AssetExecutionContext, tags: dict[str, str]) -> None:
     """Note on the run what ledger and lock say anyway: an event store that is away must not stop a training."""
-    with contextlib.suppress(Exception):
-        context.instance.add_run_tags(context.run_id, tags)
+    ask_store(lambda: context.instance.add_run_tags(context.run.run_id, tags))
 
 
 def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[str, Any]:
@@ -128,10 +127,9 @@ def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[
     curve = effective(read_jsonl(Path(report["path"]) / "metrics.jsonl"), "train")
     plot = curve_markdown(thin(curve.losses(), PLOT_POINTS), "training loss, nats, by step")
     found: dict[str, Any] = {"loss_plot": dg.MetadataValue.md(plot)}
-    with contextlib.suppress(Exception):  # the event store may be away
-        record = context.instance.get_run_record_by_id(context.run_id)
-        if record is not None and record.start_time is not None:
-            found["queue_wait_s"] = round(record.start_time - record.create_timestamp.timestamp(), 1)
+    record = ask_store(lambda: context.instance.get_run_record_by_id(context.run.run_id))
+    if record is not None and record.start_time is not None:
+        found["queue_wait_s"] = round(record.start_time - record.create_timestamp.timestamp(), 1)
     return found
 
 

@@ -1,7 +1,8 @@
 """The hand on the chain: a stop by hand holds until somebody lifts it.
 
 Kept in `experiments/<name>/control.jsonl`, one line an act, so that who stopped what and when stays
-known, and so that job scripts, sensors and people all read the same. Lifting a stop also forgives
+known, and so that job scripts, sensors and people all read the same. It may come before the first job,
+which then does not train: a chain of jobs waits in the queue for days. Lifting a stop also forgives
 the attempts so far: what ended them no longer keeps the chain from going on.
 """
 
@@ -10,7 +11,6 @@ import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from model.errors import ConfigError
 from model.files import append_jsonl, read_jsonl
 from rqwen3_pipeline.settings import RunRoot
 
@@ -49,8 +49,8 @@ def resume(root: RunRoot, name: str, through: tuple[int, int]) -> None:
 
 
 def _append(root: RunRoot, name: str, act: dict[str, object]) -> None:
-    folder = root.experiment(name)
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no experiment {name!r} has begun there. rqwen3 status lists what there is.")
     by = f"{getpass.getuser()}@{socket.gethostname()}"
-    append_jsonl(folder / "control.jsonl", {"at": datetime.now(UTC).isoformat(timespec="seconds"), "by": by, **act})
+    append_jsonl(
+        root.experiment(name) / "control.jsonl",
+        {"at": datetime.now(UTC).isoformat(timespec="seconds"), "by": by, **act},
+    )

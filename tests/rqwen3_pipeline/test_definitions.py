@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -14,6 +16,7 @@ GROUPS = (
     *("manifest", "training", "results"),
 )
 """Collapsed, the groups read as the design draws the flow."""
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "datasets", "transformers", "pandas", "lm_eval")
 
 
@@ -22,6 +25,15 @@ def modules_after(statement: str) -> set[str]:
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     (line,) = [line for line in output.splitlines() if line.startswith("MODULES ")]
     return set(line.split())
+
+
+def test_every_module_of_the_model_is_of_the_ground_floor_or_kept_from_the_pipeline():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    listed = {name for contract in contracts for name in contract.get("protected_modules", [])}
+    listed |= {name for contract in contracts for name in contract.get("source_modules", [])}
+    modules = {f"model.{path.stem}" for path in (ROOT / "model").iterdir() if not path.name.startswith("__")}
+    assert modules - listed == set()
 
 
 @pytest.mark.parametrize(

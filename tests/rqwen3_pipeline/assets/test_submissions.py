@@ -1,18 +1,24 @@
 """What a submission tells the UI: numbers that plot, nothing that breaks a page, and an alert where a loss is none."""
 
 import math
+import sys
+import threading
+import time
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+import rqwen3_pipeline.assets.submissions as submissions_module
+from rqwen3_pipeline.assets import common
 from rqwen3_pipeline.assets.common import LONGEST_CHARACTERS, metadata
 from rqwen3_pipeline.assets.submissions import ATTEMPT_TAG, EXIT_CODE_TAG, submissions
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.programs import ProgramFailedError
 
 KEY = "small.01"
+HANGS_S = 30.0
 
 
 @pytest.fixture
@@ -92,3 +98,24 @@ def test_attempt_is_later_than_all_that_left_a_trace_and_none_before_what_the_ru
         run = instance.get_run_by_id(done.run_id)
     assert asked == [attempt]
     assert (run.tags[ATTEMPT_TAG], run.tags[EXIT_CODE_TAG]) == (str(attempt), "-9")
+
+
+@pytest.mark.parametrize("method", ["get_runs", "add_run_tags", "get_run_record_by_id"])
+def test_event_store_that_never_answers_neither_holds_up_nor_ends_a_submission(here, monkeypatch, method):
+    """A database whose packets are dropped is silent until TCP gives up, minutes later."""
+    of_dagster, asked, over = getattr(dg.DagsterInstance, method), [], threading.Event()
+
+    def silent(*given, **named):
+        if sys._getframe(1).f_globals["__name__"] == submissions_module.__name__:
+            asked.append(method)
+            over.wait(HANGS_S)
+        return of_dagster(*given, **named)
+
+    monkeypatch.setattr(common, "STORE_LIMIT_S", 0.2, raising=False)
+    monkeypatch.setattr(dg.DagsterInstance, method, silent)
+    began = time.monotonic()
+    figures, _ = told()
+    assert time.monotonic() - began < HANGS_S
+    over.set()
+    assert asked
+    assert figures["saved_step"].value == 80

@@ -235,8 +235,3 @@ def test_stop_by_hand_holds_until_it_is_lifted_and_says_who_and_why(root):
     standing = control.standing(root, NAME)
     assert standing.stopped is not None
     assert standing.forgiven == (3, 2)
-
-
-def test_stop_of_an_experiment_that_is_not_there_is_refused(root):
-    with pytest.raises(Exception, match="no experiment 'other' has begun"):
-        control.stop(root, "other", "")
