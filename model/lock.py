@@ -4,7 +4,9 @@ The lock is a hard link to a complete file, which either succeeds or finds anoth
 file systems too (without hard links, a file that is created only where none is). It is taken over only
 from a holder that is known to be gone: one of this very kernel and process namespace whose process has
 ended (start times guard against a reused number), one of this host before it was started anew, or one
-of whose job a command says so. Costs two small writes per submission.
+of whose job a command says so. The lock of a dead holder is set aside, never just removed, and the new
+one names those before it until the ledger does: a kill at any moment loses none of them. Costs two small
+writes per submission, one more for a takeover.
 """
 
 import contextlib
@@ -22,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CorpusError, LockHeldError
-from model.files import fsync_folder, read_json, temporary_path, write_json
+from model.files import fsync_folder, read_json, write_json
 from model.process import boot_id, pid_namespace, process_start
 
 ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
 COMMAND_TIMEOUT_S = 60
+DRAFTS = 3
+"""Times that a lock is drafted: a holder that has just begun may sweep a draft away as a leftover."""
 NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
 """What a file system without hard links answers."""
 
@@ -39,8 +43,11 @@ class RunLock:
     """The file LOCK."""
     record: dict[str, Any]
     """What it says."""
-    predecessor: dict[str, Any] | None
-    """The record of the dead holder it was taken over from."""
+
+    @property
+    def predecessors(self) -> list[dict[str, Any]]:
+        """What the locks of dead holders said, oldest first, as long as the ledger may lack their records."""
+        return self.record.get("predecessors", [])
 
     def still_held(self) -> bool:
         """Whether the file is still ours; false when somebody removed or replaced it."""
@@ -65,8 +72,8 @@ class RunLock:
                 os.pwrite(file.fileno(), json.dumps(self.record, indent=1, sort_keys=True).encode(), 0)
 
     def release(self) -> None:
-        """Remove the file if it is ours."""
-        if self.still_held():
+        """Remove the file if it is ours, and stands for no dead holder."""
+        if not self.predecessors and self.still_held():
             self.path.unlink(missing_ok=True)
 
 
@@ -84,16 +91,40 @@ def acquire(path: Path, record: dict[str, Any], job_alive_command: str | None = 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {**record, **identity(), "token": secrets.token_hex(8)}
-    if _create(path, record):
-        return RunLock(path=path, record=record, predecessor=None)
+    if not _create(path, record) and (path.exists() or not _create(path, record)):
+        _take_over(path, record, job_alive_command)
+    held = RunLock(path=path, record=record)
+    _adopt(held, job_alive_command)
+    return held
+
+
+def _take_over(path: Path, record: dict[str, Any], job_alive_command: str | None) -> None:
     holder = _read(path)
-    if holder is None and not path.exists() and _create(path, record):
-        return RunLock(path=path, record=record, predecessor=None)
     verdict, why = holder_state(holder, job_alive_command)
+    aside = _aside(path, record["token"])
     with _takers_one_by_one(path.parent):
-        if verdict != GONE or _read(path) != holder or not _remove_stale(path, holder) or not _create(path, record):
+        if verdict != GONE or _read(path) != holder or not _set_aside(path, aside, holder) or not _create(path, record):
             raise LockHeldError(_held_message(path, _read(path) or holder, why))
-    return RunLock(path=path, record=record, predecessor=holder)
+
+
+def _adopt(held: RunLock, job_alive_command: str | None) -> None:
+    """Let the lock stand for the dead holders whose locks were set aside, by us or by a taker that came no further."""
+    ours = _aside(held.path, held.record["token"])
+    found = {aside: _read(aside) for aside in held.path.parent.glob(_aside(held.path, "*").name)}
+    dead = {
+        aside: record
+        for aside, record in found.items()
+        if record and (aside == ours or holder_state(record, job_alive_command)[0] == GONE)
+    }
+    if not dead:
+        return
+    predecessors: dict[str | None, dict[str, Any]] = {}
+    for record in sorted(dead.values(), key=lambda record: str(record.get("started"))):
+        before = record.pop("predecessors", [])
+        predecessors |= {one.get("token"): one for one in (*before, record)}
+    held.update(predecessors=list(predecessors.values()))
+    for aside in dead:
+        aside.unlink(missing_ok=True)
 
 
 def identity() -> dict[str, Any]:
@@ -157,8 +188,21 @@ def _takers_one_by_one(folder: Path) -> Iterator[None]:
 
 
 def _create(path: Path, record: dict[str, Any]) -> bool:
+    """Create the lock; false when there is one."""
     draft = path.with_name(f".{path.name}.{record['token']}.tmp")
-    write_json(draft, record)
+    for _ in range(DRAFTS):
+        try:
+            write_json(draft, record)
+            return _link(path, draft, record)
+        except FileNotFoundError:  # the draft was swept away
+            if path.exists():
+                return _read(path) == record
+        finally:
+            draft.unlink(missing_ok=True)
+    return False
+
+
+def _link(path: Path, draft: Path, record: dict[str, Any]) -> bool:
     try:
         path.hardlink_to(draft)
     except FileExistsError:
@@ -169,8 +213,6 @@ def _create(path: Path, record: dict[str, Any]) -> bool:
             raise
         if not _create_exclusively(path, draft.read_bytes()):
             return False
-    finally:
-        draft.unlink(missing_ok=True)
     fsync_folder(path.parent)
     return True
 
@@ -187,15 +229,18 @@ def _create_exclusively(path: Path, data: bytes) -> bool:
     return True
 
 
-def _remove_stale(path: Path, holder: dict[str, Any] | None) -> bool:
+def _aside(path: Path, token: str) -> Path:
+    """Where a taker puts the lock of a dead holder; a name that no sweep of temporary files takes for one."""
+    return path.with_name(f".{path.name}.{token}.gone")
+
+
+def _set_aside(path: Path, aside: Path, holder: dict[str, Any] | None) -> bool:
     """Move the stale lock away; false when another taker was faster, whose lock is put back."""
-    aside = temporary_path(path)
     try:
         path.rename(aside)
     except FileNotFoundError:
         return True
     if _read(aside) == holder:
-        aside.unlink()
         return True
     try:
         path.hardlink_to(aside)

@@ -107,12 +107,14 @@ class RunLog:
         )
 
 
-def last_train_step(run_dir: Path, submission: int, attempt: int) -> int | None:
-    """Last step that an attempt logged; None if none."""
+def last_train_step(run_dir: Path, submission: int, attempt: int, *, since: str = "") -> int | None:
+    """Last step that an attempt logged, or one of its numbers since then (ISO 8601, UTC); None if none."""
     steps = [
         record["step"]
         for record in read_jsonl(run_dir / "metrics.jsonl")
-        if record.get("kind") == "train" and (record.get("submission"), record.get("attempt")) == (submission, attempt)
+        if record.get("kind") == "train"
+        and (record.get("submission"), record.get("attempt")) == (submission, attempt)
+        and str(record.get("time")) >= since
     ]
     return steps[-1] if steps else None
 

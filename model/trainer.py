@@ -9,7 +9,6 @@ import math
 import shlex
 import time
 import traceback
-from typing import Any
 
 from model import checkpoint, dry_step, lock, metrics, phases
 from model.bits_per_byte import heldout_streams
@@ -18,9 +17,9 @@ from model.console import Pace, clock, heldout_line, introduce, say
 from model.distributed import Team, join, leave
 from model.environment import write_environment
 from model.errors import CheckpointError, LockHeldError, RQwen3Error, TrainingError
-from model.files import append_jsonl, require_free_bytes, sweep_temporaries
+from model.files import require_free_bytes, sweep_temporaries
 from model.generate import Sampling, continue_text, load_tokenizer
-from model.ledger import exit_code_of, failure_reason, killed_record
+from model.ledger import exit_code_of, extent, failure_reason, settle
 from model.memory import checkpoint_bytes
 from model.metrics import RunLog
 from model.mirror import open_mirror, require_package
@@ -74,20 +73,19 @@ class _Trainer:
         self.stop, self.lock, self.team = stop, held, team
         self.folder = submission.run_dir / "checkpoints"
         self.log = RunLog(submission.run_dir, submission.attempt, team)
-        self.began, self.started = time.monotonic(), metrics.now()
+        self.began = time.monotonic()
         self.session: TrainSession | None = None
         self.saver = Saver(self.folder, self.config, self._saved)
         self.eval_s, self.sample_s, self.last_save = 0.0, 0.0, 0.0
-        self.from_step = max(checkpoint.steps_in(self.folder), default=0)  # until one of them is verified
+        self.from_step = None if checkpoint.steps_in(self.folder) else 0  # until one of them is loaded
         self.skips = 0
         self.unrecorded = False
         self.pace = Pace()
 
     def run(self) -> int:
         """Everything between taking the lock and releasing it."""
-        if self.lock.predecessor is not None and self.team.first:
-            self._record_killed(self.lock.predecessor)
         try:
+            self.team.first_does(self._settle)
             session = self.session = self._prepare()
             reason = self._loop(session)
             reason = self._finish(session, reason)
@@ -182,7 +180,8 @@ class _Trainer:
             self.team.first_does(lambda: checkpoint.prune(self.folder, self.config, saved))
             say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
-        self.team.first_does(lambda: self.lock.update(from_step=session.step))
+        begun = {"from_step": session.step, "log_every_steps": self.config.log_every_steps}
+        self.team.first_does(lambda: self.lock.update(**begun))
 
     def _loop(self, session: TrainSession) -> str:
         """Train; returns `finished`, `until_step`, or the reason to stop."""
@@ -193,8 +192,8 @@ class _Trainer:
             result = session.train_step(self.stop.should_stop, self.stop.noticed)
             if result is None:
                 return str(self.stop.reason)
-            self._check_finite(result)
             self._log(session, result)
+            self._check_finite(result)
             self._milestones(session)
         return "finished" if session.step >= self.config.max_steps else "until_step"
 
@@ -251,7 +250,7 @@ class _Trainer:
     def _log(self, session: TrainSession, result: StepResult) -> None:
         self.pace.add(self.config.tokens_per_step, result)
         step = result.step
-        if step != 1 and not self._due(step, self.config.log_every_steps):
+        if step != 1 and not result.skipped and not self._due(step, self.config.log_every_steps):
             return
         tokens_per_s = self.pace.tokens_per_s()
         flops = self.run_config.model.flops_per_token(self.config.seq_len)
@@ -268,6 +267,7 @@ class _Trainer:
                 "memory_gib": metrics.peak_memory_gib(session.device),
                 "data_wait_s": self.pace.data_wait_s,
                 **({"logit_std": session.start_logit_std} if step == 1 else {}),
+                **({"skipped": True} if result.skipped else {}),
             }
         )
         eta_s = self.pace.mean_step_s() * (self.config.max_steps - step)
@@ -353,22 +353,19 @@ class _Trainer:
 
     def _record(self, reason: str, exit_code: int, error: str | None) -> None:
         to_step = self.session.step if self.session else self.from_step
-        unverified = self.from_step if self.session is None else 0
+        unverified = 0 if self.session else max(checkpoint.steps_in(self.folder), default=0)
         saved = self.saver.saved
         saved_step = saved.step if saved else unverified
         record = {
             "submission": self.submission.attempt.submission,
             "attempt": self.submission.attempt.attempt,
-            "from_step": self.from_step,
-            "to_step": to_step,
-            "saved_step": saved_step,
+            "token": self.lock.record["token"],
+            **extent(self.from_step, to_step, saved_step, self.config.tokens_per_step, to_step),
             "stop_reason": reason,
             "exit_code": exit_code,
-            "tokens": (to_step - self.from_step) * self.config.tokens_per_step,
             "seconds": time.monotonic() - self.began,
-            "lost_steps": to_step - saved_step,
             **(getattr(self, "provenance", None) or metrics.bare_provenance()),
-            "started": self.started,
+            "started": self.lock.record["started"],
             "ended": metrics.now(),
             "checkpoint": saved.summary() if saved else None,
             "error": error,
@@ -383,11 +380,8 @@ class _Trainer:
             raise
         self.unrecorded = False
 
-    def _record_killed(self, holder: dict[str, Any]) -> None:
-        """Write the record that a killed trainer could not write."""
-        record = killed_record(self.submission.run_dir, holder, self.config.tokens_per_step)
-        append_jsonl(self.submission.run_dir / "ledger.jsonl", record)
-        checkpoint.warn(
-            f"submission {holder.get('submission')} (process {holder.get('pid')} on {holder.get('host')}) was killed; "
-            f"{record['lost_steps']} steps after step {record['saved_step']} are lost and made again."
-        )
+    def _settle(self) -> None:
+        """Write the records that killed trainers could not write, which the lock stands for until then."""
+        if self.lock.predecessors:
+            settle(self.submission.run_dir, self.lock.predecessors, self.config)
+            self.lock.update(predecessors=[])

@@ -1,9 +1,11 @@
 """The job scripts for use by hand, without a cluster: their environment, and the form of their signals."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,64 @@ def test_job_scripts_are_valid_bash_and_read_the_environment(script):
 
 def test_train_script_lets_the_warning_reach_the_trainer():
     assert signal_problems((REPOSITORY / "sbatch/train.sbatch").read_text()) == []
+
+
+PYTHON = """#!/bin/sh
+# The trainer says what it was told; everything else runs.
+case "$*" in *"-m model.pretrain"*) printf '%s\\n' "$@" >"$SAID" ;; *) exec {python} "$@" ;; esac
+"""
+
+
+def told_to_the_trainer(folder: Path, squeue: str, **environment: str) -> list[str]:
+    """What train.sbatch starts the trainer with, on a node whose squeue does as told; its waits last a second."""
+    stubs = {
+        "python": PYTHON.format(python=sys.executable),
+        "squeue": f"#!/bin/sh\n{squeue}\n",
+        "timeout": '#!/bin/sh\nshift\nexec /usr/bin/timeout 1 "$@"\n',
+        "sleep": "#!/bin/sh\n",
+        "rqwen3": "#!/bin/sh\nexit 1\n",
+    }
+    (folder / "bin").mkdir()
+    for name, text in stubs.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    given = {"RQWEN3_VENV": str(folder), "RQWEN3_HOME": str(folder / "home"), "SAID": str(folder / "said")}
+    given |= {"SLURM_SUBMIT_DIR": str(REPOSITORY), "SLURM_JOB_ID": "7", "RQWEN3_SCRATCH": str(folder)}
+    done = shell("bash sbatch/train.sbatch demo", **given, **environment)
+    assert done.returncode == 0, done.stderr
+    return (folder / "said").read_text().splitlines()
+
+
+def after(name: str, words: list[str]) -> str | None:
+    return words[words.index(name) + 1] if name in words else None
+
+
+@pytest.mark.parametrize(
+    ("squeue", "limit_s"),
+    [
+        ("date -d '+30 minutes' +%FT%T", 1800),
+        ("exec /bin/sleep 60", 24 * 3600),  # the controller does not answer: the limit that the script asks for
+        ("exit 1", 24 * 3600),
+        ("exit 0", 24 * 3600),
+        ("echo N/A", None),
+    ],
+)
+def test_train_script_tells_the_trainer_the_time_that_slurm_knows_else_what_was_asked_for(tmp_path, squeue, limit_s):
+    told = after("--time-limit-s", told_to_the_trainer(tmp_path, squeue))
+    assert told is None if limit_s is None else limit_s - 60 < float(str(told)) <= limit_s
+
+
+def test_train_script_takes_the_end_of_the_job_from_its_environment(tmp_path):
+    words = told_to_the_trainer(tmp_path, "exit 1", SLURM_JOB_END_TIME=str(int(time.time()) + 900))
+    assert 840 < float(str(after("--time-limit-s", words))) <= 900
+
+
+def test_train_script_gives_no_attempt_the_number_of_one_that_was_killed(tmp_path):
+    folder = tmp_path / "home" / "experiments" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "LOCK").write_text(json.dumps({"submission": 1, "attempt": 1, "pid": 1, "host": "gone"}))
+    words = told_to_the_trainer(tmp_path, "exit 1")
+    assert (after("--submission", words), after("--attempt", words)) == ("1", "2")
 
 
 def test_train_script_in_the_form_that_loses_the_signal_is_refused():

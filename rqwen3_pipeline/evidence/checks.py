@@ -89,15 +89,23 @@ def training_checks(reader: Reader, run: RunConfig, logs: Logs, training: dict[s
         ),
         check(
             "finite",
-            "No loss of the kept run is infinite or not a number.",
+            "No logged loss of the kept run is infinite or not a number, and no update was skipped for one.",
             None if bad is None else bad == 0,
-            "No losses yet." if bad is None else f"{bad} of {len(logs.train.points):,} logged lines.",
+            "No losses yet." if bad is None else _seen_of_losses(logs, bad),
             metrics,
         ),
         _tokens_check(run, logs, metrics),
         _chain_check(logs, ledger),
         _heldout_check(training, metrics),
     ]
+
+
+def _seen_of_losses(logs: Logs, bad: int) -> str:
+    points = logs.train.points
+    return (
+        f"{bad} of {len(points):,} logged lines, of {points[-1]['step']:,} steps; "
+        "the trainer logs every step whose update it skips."
+    )
 
 
 def _config_check(reader: Reader, run: RunConfig, logs: Logs) -> dict[str, Any]:
@@ -149,10 +157,12 @@ def _chain_check(logs: Logs, ledger: str) -> dict[str, Any]:
     says = "Every submission began where the last save before it ended."
     saved, breaks = 0, list[str]()
     for record in logs.ledger:
-        if record.get("from_step") != saved:
+        if record.get("from_step") is None:  # it ended before it had loaded anything
+            continue
+        if record["from_step"] != saved:
             breaks.append(
                 f"submission {record.get('submission')}, attempt {record.get('attempt')}, began at step "
-                f"{record.get('from_step')}; {saved} was saved"
+                f"{record['from_step']}; {saved} was saved"
             )
         saved = record["saved_step"] if record.get("saved_step") is not None else saved
     holds = not breaks if logs.ledger else None

@@ -17,7 +17,7 @@ from rqwen3_pipeline.evidence.receipts import receipts_evidence
 from rqwen3_pipeline.evidence.scores import evaluation_evidence
 from rqwen3_pipeline.evidence.training import Logs, read_logs, steps_kept, training_evidence
 from rqwen3_pipeline.evidence.windows import windows_read
-from rqwen3_pipeline.evidence.words import magnitude
+from rqwen3_pipeline.evidence.words import between, magnitude
 from rqwen3_pipeline.experiment_files import final_checkpoint
 from rqwen3_pipeline.settings import RunRoot
 
@@ -118,10 +118,10 @@ def _notes(corpus: dict[str, Any], windows: dict[str, Any] | None, training: dic
                 f"The whole run reads {whole['reads']:,} windows, but the corpus has {windows['windows']:,}: "
                 f"{whole['repeated_reads']:,} reads are repeats ({whole['epochs']:.2f} epochs)."
             )
-    if training["lost_steps"]["value"]:
-        notes.append(
-            f"{training['lost_steps']['value']:,} steps were lost to kills, and done again where the run went on."
-        )
+    lost, most = training["lost_steps"]["value"], training["lost_steps_at_most"]["value"]
+    if lost or most:
+        steps = between(lost, most)
+        notes.append(f"{steps[0].upper()}{steps[1:]} steps were lost to kills, and done again where the run went on.")
     if training["curve"]["abandoned_lines"]:
         notes.append(
             f"{training['curve']['abandoned_lines']:,} logged steps came after the last save of a killed attempt and "

@@ -2,16 +2,17 @@
 
 `metrics.jsonl` is append-only. An attempt that is resumed from step 1,000 after its predecessor had
 logged up to 1,999 writes the steps from 1,001 on again; from its first training line on, whatever
-earlier attempts logged at or after that step belongs to a branch that was lost. So a later line of
-the same step supersedes the earlier one, and lines that were not reached again are abandoned rather
-than left standing as if they were the run's. One pass over the log, and one sweep of the live points
-per attempt.
+earlier attempts logged after the step that it went on from belongs to a branch that was lost. The
+ledger knows that step; without it, it is the one before the first line, which may come later. So a
+later line of the same step supersedes the earlier one, and lines that were not reached again are
+abandoned rather than left standing as if they were the run's. One pass over the log, and one sweep of
+the live points per attempt.
 """
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,15 @@ class Curve:
         return [(step, math.nan if (loss := number(value)) is None else loss) for step, value in pairs]
 
 
-def effective(records: Iterable[dict[str, Any]], kind: str) -> Curve:
+def effective(
+    records: Iterable[dict[str, Any]], kind: str, begun: Mapping[tuple[Any, Any], int] | None = None
+) -> Curve:
     """Fold a metrics log into the curve of one kind of line.
 
     Args:
         records: the log's records in file order.
         kind: `train`, or `heldout`, whose points are told apart by their `source` too.
+        begun: the step that each attempt went on from, by submission and attempt, as far as that is known.
     """
     live: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
     dropped: set[int] = set()
@@ -66,7 +70,8 @@ def effective(records: Iterable[dict[str, Any]], kind: str) -> Curve:
             identity, segment, last_train_step, cut_pending = seen, segment + 1, -1, True
         if is_train:
             if cut_pending:
-                lost = [key for key, (owner, _) in live.items() if owner < segment and key[0] >= step]
+                last_kept = min((begun or {}).get(seen, step), step - 1)
+                lost = [key for key, (owner, _) in live.items() if owner < segment and key[0] > last_kept]
                 dropped.update(key[0] for key in lost)
                 for key in lost:
                     del live[key]

@@ -19,7 +19,7 @@ from rqwen3_pipeline.evidence.curves import loss_csv, of_source
 from rqwen3_pipeline.evidence.readings import Reader, finite
 from rqwen3_pipeline.evidence.receipts import MAIN_PACKAGES
 from rqwen3_pipeline.evidence.training import Logs, read_logs
-from rqwen3_pipeline.evidence.words import NOTHING, dash, duration, magnitude, percent, quantity, size
+from rqwen3_pipeline.evidence.words import NOTHING, between, dash, duration, magnitude, percent, quantity, size
 from rqwen3_pipeline.settings import RunRoot
 
 TEMPLATE = "report.html.j2"
@@ -70,6 +70,7 @@ def templates() -> Environment:
     environment.filters |= {
         "quantity": quantity,
         "dash": dash,
+        "between": between,
         "percent": percent,
         "size": size,
         "duration": duration,

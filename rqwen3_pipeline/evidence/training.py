@@ -11,7 +11,7 @@ from typing import Any
 from model.config import RunConfig
 from rqwen3_pipeline.evidence.curves import Curve, effective, of_source
 from rqwen3_pipeline.evidence.readings import Figure, Reader, figure, finite, number, whole
-from rqwen3_pipeline.experiment_files import saved_step
+from rqwen3_pipeline.experiment_files import lock_holder, saved_step
 from rqwen3_pipeline.settings import SOURCES
 
 MFU_CONVENTION = (
@@ -53,7 +53,8 @@ class Logs:
 
 def read_logs(reader: Reader, folder: Path) -> Logs:
     """Read an experiment's logs; missing ones are empty."""
-    metrics = reader.lines(folder / "metrics.jsonl")
+    metrics, ledger = (reader.lines(folder / name) for name in ("metrics.jsonl", "ledger.jsonl"))
+    begun = _begun(folder, ledger)
     samples = {
         step: record
         for record in reader.lines(folder / "samples.jsonl")
@@ -61,11 +62,22 @@ def read_logs(reader: Reader, folder: Path) -> Logs:
     }
     return Logs(
         folder=folder,
-        train=effective(metrics, "train"),
-        heldout=effective(metrics, "heldout"),
-        ledger=tuple(reader.lines(folder / "ledger.jsonl")),
+        train=effective(metrics, "train", begun),
+        heldout=effective(metrics, "heldout", begun),
+        ledger=tuple(ledger),
         samples=tuple(samples[step] for step in sorted(samples)),
     )
+
+
+def _begun(folder: Path, ledger: list[dict[str, Any]]) -> dict[tuple[Any, Any], int]:
+    """The step that each attempt went on from, by ledger and lock."""
+    holder = lock_holder(folder) or {}
+    told = (*ledger, *holder.get("predecessors", ()), holder)
+    return {
+        (record.get("submission"), record.get("attempt")): step
+        for record in told
+        if (step := whole(record.get("from_step"))) is not None
+    }
 
 
 def steps_kept(logs: Logs) -> int:
@@ -129,8 +141,18 @@ def step_ranges(steps: Sequence[int]) -> list[list[int]]:
     return ranges
 
 
+def _lost_at_most(record: dict[str, Any]) -> int | None:
+    """The most steps that an attempt can have lost; None where its record does not tell.
+
+    A record without that figure is an older trainer's: one that wrote it itself, at its end, knew exactly.
+    """
+    exact = record.get("lost_steps") if record.get("ended") else None
+    return whole(record.get("lost_steps_at_most", exact))
+
+
 def _submission_figures(logs: Logs, ledger: str, seconds: float) -> dict[str, Figure]:
     lost = [whole(record.get("lost_steps")) for record in logs.ledger]
+    most = [_lost_at_most(record) for record in logs.ledger]
     return {
         "submissions": figure(len({record.get("submission") for record in logs.ledger}), ledger),
         "attempts": figure(len(logs.ledger), ledger),
@@ -138,7 +160,13 @@ def _submission_figures(logs: Logs, ledger: str, seconds: float) -> dict[str, Fi
         "lost_steps": figure(
             sum(steps for steps in lost if steps is not None) if logs.ledger else None,
             ledger,
-            how="steps that were done and then done again, or not kept, since a kill came before the next save",
+            how="steps that were done and then done again, or not kept, since a kill came before the next save; "
+            "the least, of a killed attempt up to its last logged step",
+        ),
+        "lost_steps_at_most": figure(
+            sum(steps for steps in most if steps is not None) if most and None not in most else None,
+            ledger,
+            how="the most: up to the step that a killed attempt would have logged next",
         ),
     }
 
@@ -156,6 +184,7 @@ def _loss_figures(run: RunConfig, logs: Logs, metrics: str, config: str) -> dict
         "end_loss_mean": figure(None, metrics),
         "perplexity": figure(None, metrics),
         "not_finite_lines": figure(None, metrics),
+        "skipped_steps": figure(None, metrics),
     }
     losses = logs.train.losses()
     if not losses:
@@ -171,7 +200,12 @@ def _loss_figures(run: RunConfig, logs: Logs, metrics: str, config: str) -> dict
         statistics.fmean(tail) if tail else None, metrics, how=f"mean of the last {len(tail)} lines"
     )
     figures["perplexity"] = figure(math.exp(min(last, 700.0)), metrics, how="e to the end loss")
-    figures["not_finite_lines"] = figure(sum(not math.isfinite(loss) for _, loss in losses), metrics)
+    skipped = [point.get("skipped") is True for point in logs.train.points]
+    bad = [left_out or not math.isfinite(loss) for left_out, (_, loss) in zip(skipped, losses, strict=True)]
+    figures["not_finite_lines"] = figure(sum(bad), metrics, how="lines whose loss or gradient was not finite")
+    figures["skipped_steps"] = figure(
+        sum(skipped), metrics, how="updates left out for that; each has a line, whatever training.log_every_steps says"
+    )
     return figures
 
 
@@ -228,4 +262,5 @@ def _heldout_figures(logs: Logs, metrics: str) -> list[dict[str, Any]]:
 def _submission(record: dict[str, Any], ledger: str) -> dict[str, Any]:
     tokens, seconds = whole(record.get("tokens")), finite(record.get("seconds"))
     rate = tokens / seconds if tokens and seconds else None
-    return {**{key: record.get(key) for key in SUBMISSION_KEYS}, "tokens_per_s": rate, "from": [ledger]}
+    told = {key: record.get(key) for key in SUBMISSION_KEYS}
+    return {**told, "lost_steps_at_most": _lost_at_most(record), "tokens_per_s": rate, "from": [ledger]}

@@ -36,6 +36,13 @@ def dash(value: Any, decimals: int | None = None) -> str:
     return "–" if value is None else quantity(value, decimals)
 
 
+def between(least: int | None, most: int | None) -> str:
+    """A number that is known to lie between two, the upper of which may be unknown."""
+    if least is None or least == most:
+        return quantity(least)
+    return f"at least {least:,}" if most is None else f"{least:,} to {most:,}"
+
+
 def percent(value: Any, decimals: int = 1) -> str:
     """A share as per cent."""
     return f"{100 * value:.{decimals}f} %" if isinstance(value, int | float) else quantity(value)

@@ -96,10 +96,9 @@ def attempts_of(root: RunRoot, name: str, runs: Iterable[RunSeen] = ()) -> tuple
     for record in ledger(root, name):
         key = int(record["submission"]), int(record["attempt"])
         places[key] = Place(record=record, run=places.get(key, Place()).run)
-    lock = lock_holder(root.experiment(name))
-    if lock is not None and lock.get("submission") is not None:
+    for lock in _locks(root, name):
         key = int(lock["submission"]), int(lock.get("attempt") or 1)
-        if lock["alive"] is not True and places.get(key, Place()).record is None:
+        if lock.get("alive") is not True and places.get(key, Place()).record is None:
             places[key] = Place(run=places.get(key, Place()).run, lock=lock)
     folder, folder_saved = root.experiment(name), saved_step(root.experiment(name)) or 0
     trained = _steps(root, name)
@@ -121,10 +120,14 @@ def next_attempt(root: RunRoot, name: str, submission: int) -> int:
     made = {0}
     made |= {int(r["attempt"]) for r in ledger(root, name) if r["submission"] == submission}
     made |= {attempt for number, attempt in _steps(root, name) if number == submission}
-    lock = lock_holder(root.experiment(name))
-    if lock is not None and lock.get("submission") == submission:
-        made.add(int(lock.get("attempt") or 1))
+    made |= {int(lock.get("attempt") or 1) for lock in _locks(root, name) if lock["submission"] == submission}
     return 1 + max(made)
+
+
+def _locks(root: RunRoot, name: str) -> list[dict[str, Any]]:
+    """What the lock says of its holder, and of the dead ones before it whose records are still to be written."""
+    holder = lock_holder(root.experiment(name)) or {}
+    return [lock for lock in (*holder.get("predecessors", ()), holder) if lock.get("submission") is not None]
 
 
 def _log_of(folder: Path, key: tuple[int, int], run: RunSeen | None) -> str:
@@ -140,18 +143,21 @@ def _attempt(
     outcome = outcome_of(place)
     common: dict[str, Any] = {"submission": key[0], "attempt": key[1], "outcome": outcome, "log": log}
     if record is not None:
+        begun, reached, saved = (record.get(name) for name in ("from_step", "to_step", "saved_step"))
         return Attempt(
             **common,
-            from_step=int(record.get("from_step") or 0),
-            reached_step=int(record["to_step"]) if record.get("to_step") is not None else None,
-            saved_step=int(record.get("saved_step") or 0),
+            from_step=int((saved if begun is None else begun) or 0),  # null: it ended before it had loaded anything
+            reached_step=None if begun is None or reached is None else int(reached),
+            saved_step=int(saved or 0),
             ended_s=seconds(record.get("ended")) or (run.ended_s if run else 0.0),
             detail=_cancelled_by(run, record)
             if outcome is Outcome.CANCELLED
             else telling_line(record.get("error") or (run.detail if run else "") or str(record.get("stop_reason"))),
         )
     first, last = trained or (1, None)
-    begun = int((lock or {}).get("from_step") or first - 1)
+    begun = first - 1
+    if lock is not None:
+        begun = folder_saved if lock.get("from_step") is None else int(lock["from_step"])
     return Attempt(
         **common,
         from_step=begun,

@@ -69,13 +69,13 @@ def test_acquire_beside_a_living_holder_is_refused_naming_its_job(tmp_path: Path
 def test_acquire_after_the_holder_died_takes_over(tmp_path: Path) -> None:
     holder = write_holder(tmp_path / "LOCK", pid=dead_pid())
     held = lock.acquire(tmp_path / "LOCK", RECORD)
-    assert held.predecessor == holder
+    assert held.predecessors == [holder]
     assert held.still_held()
 
 
 def test_acquire_where_the_number_was_reused_takes_over(tmp_path: Path) -> None:
     write_holder(tmp_path / "LOCK", pid_start=1)  # this process' number, another start
-    assert lock.acquire(tmp_path / "LOCK", RECORD).predecessor is not None
+    assert lock.acquire(tmp_path / "LOCK", RECORD).predecessors
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_holder_on_another_host_is_judged_by_the_command_alone(
 ) -> None:
     write_holder(tmp_path / "LOCK", **{**ELSEWHERE, "job_id": "12", "pid": dead_pid(), **changes})
     if taken:
-        assert lock.acquire(tmp_path / "LOCK", RECORD, command).predecessor is not None
+        assert lock.acquire(tmp_path / "LOCK", RECORD, command).predecessors
     else:
         with pytest.raises(LockHeldError, match="elsewhere"):
             lock.acquire(tmp_path / "LOCK", RECORD, command)
@@ -123,7 +123,7 @@ def test_torn_or_empty_lock_is_refused_and_left(tmp_path: Path, content: str) ->
 
 def test_lock_of_this_host_before_it_was_started_anew_is_taken_over(tmp_path: Path) -> None:
     write_holder(tmp_path / "LOCK", boot_id="before")
-    assert lock.acquire(tmp_path / "LOCK", RECORD).predecessor is not None
+    assert lock.acquire(tmp_path / "LOCK", RECORD).predecessors
 
 
 def test_lock_of_this_host_before_it_was_started_anew_is_the_jobs_if_that_lives(tmp_path: Path) -> None:
@@ -187,6 +187,75 @@ def test_update_of_a_lock_that_was_taken_over_is_refused(tmp_path: Path) -> None
     with pytest.raises(LockHeldError, match="held by job 8"):
         held.update(from_step=3)
     assert json.loads((tmp_path / "LOCK").read_text()) == other
+
+
+@pytest.mark.parametrize("killed_at", ["_create", "_adopt"])
+def test_taker_that_is_killed_at_it_leaves_the_dead_holder_and_itself_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    holder = write_holder(tmp_path / "LOCK", pid=dead_pid(), started="before then")
+    original = getattr(lock, killed_at)
+
+    def killed(*arguments: object) -> bool:
+        if killed_at == "_create" and (tmp_path / "LOCK").exists():
+            return original(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, killed_at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire(tmp_path / "LOCK", RECORD)
+    if killed_at == "_adopt":  # it had the lock already
+        taker = json.loads((tmp_path / "LOCK").read_text())
+        write_holder(tmp_path / "LOCK", **taker | {"pid": dead_pid()})
+    held = lock.acquire(tmp_path / "LOCK", RECORD)
+    found = [one["token"] for one in held.predecessors]
+    assert found == (["other"] if killed_at == "_create" else ["other", taker["token"]])
+    assert held.predecessors[0] == holder
+    assert [path.name for path in tmp_path.iterdir()] == ["LOCK"]
+
+
+def test_lock_stands_for_all_dead_holders_before_it_and_stays_until_they_are_on_record(tmp_path: Path) -> None:
+    first = write_holder(tmp_path / "LOCK", pid=dead_pid(), started="1")
+    write_holder(tmp_path / "LOCK", pid=dead_pid(), started="2", token="second", predecessors=[first])
+    held = lock.acquire(tmp_path / "LOCK", RECORD)
+    assert [one["token"] for one in held.predecessors] == ["other", "second"]
+    held.release()
+    assert (tmp_path / "LOCK").exists()
+    held.update(predecessors=[])
+    held.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_of_a_living_holder_that_was_set_aside_by_mistake_is_nobodys_predecessor(tmp_path: Path) -> None:
+    write_holder(tmp_path / ".LOCK.0123456789abcdef.gone")
+    assert lock.acquire(tmp_path / "LOCK", RECORD).predecessors == []
+
+
+@pytest.mark.parametrize("step", ["write_json", "_link"])
+@pytest.mark.parametrize("held", [True, False])
+def test_draft_that_the_holder_sweeps_away_ends_in_words_or_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, held: bool
+) -> None:
+    original, swept = getattr(lock, step), list[int]()
+
+    def sweeping(*arguments: object) -> object:
+        if len(swept) < (99 if held else 2):
+            swept.append(1)
+            for leftover in tmp_path.glob(".*.tmp"):
+                leftover.unlink()
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(arguments[0]))
+        return original(*arguments)
+
+    if held:
+        write_holder(tmp_path / "LOCK", job_id="4711")
+    monkeypatch.setattr(lock, step, sweeping)
+    if held:
+        with pytest.raises(LockHeldError, match="held by job 4711"):
+            lock.acquire(tmp_path / "LOCK", RECORD)
+    else:
+        assert lock.acquire(tmp_path / "LOCK", RECORD).still_held()
+    assert [path.name for path in tmp_path.iterdir()] == ["LOCK"]
 
 
 @pytest.mark.parametrize("stale", [True, False])

@@ -223,6 +223,10 @@ def break_losses(sample):
     sample.log_steps(3, 200, 200, loss=None)
 
 
+def break_update(sample):
+    sample.log_steps(3, 200, 200, grad_norm=None, skipped=True)
+
+
 def break_tokens(sample):
     sample.log_steps(3, 200, 200, tokens=199 * 128)
 
@@ -257,6 +261,7 @@ def break_scores(sample):
         (break_chain, {"chain"}),
         (break_heldout, {"bits_per_byte"}),
         (break_losses, {"finite"}),
+        (break_update, {"finite"}),
         (break_tokens, {"tokens"}),
         (break_start, {"start"}),
         (break_filter_stamp, {"funnel"}),
@@ -268,6 +273,66 @@ def test_collect_after_one_fault_fails_just_its_check(finished_run, fault, faili
     evidence = collect(finished_run.root, finished_run.run)
     assert {key for key, state in holding(evidence).items() if state is False} == failing
     assert "not" in evidence["verdict"]
+
+
+def seen_of(evidence, key):
+    return next(check["seen"] for check in evidence["checks"] if check["key"] == key)
+
+
+def test_collect_counts_a_skipped_update_and_says_how_many_steps_were_logged(corpus_run):
+    corpus_run.begin()
+    corpus_run.log_steps(1, 1, 1)
+    corpus_run.log_steps(1, 7, 7, grad_norm=None, skipped=True)
+    corpus_run.log_steps(1, 10, 10)
+    evidence = collect(corpus_run.root, corpus_run.run)
+    assert holding(evidence)["finite"] is False
+    assert seen_of(evidence, "finite").startswith("1 of 3 logged lines, of 10 steps;")
+    assert evidence["training"]["skipped_steps"]["value"] == 1
+
+
+def test_collect_of_attempts_that_ended_before_they_had_loaded_anything_breaks_no_chain(corpus_run):
+    corpus_run.begin()
+    corpus_run.end(1, 0, 80, 80, "deadline", 75)
+    unloaded = {"from_step": None, "to_step": None, "tokens": 0, "lost_steps": 0, "lost_steps_at_most": 0}
+    corpus_run.end(2, 0, 0, 80, "killed", None, **unloaded, ended=None)
+    corpus_run.end(2, 0, 0, 60, "error", 1, **unloaded, attempt=2)
+    corpus_run.end(2, 80, 200, 200, "finished", 0, attempt=3)
+    evidence = collect(corpus_run.root, corpus_run.run)
+    assert holding(evidence)["chain"] is True
+    assert evidence["training"]["lost_steps_at_most"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("most", "value", "note"),
+    [
+        ({"lost_steps_at_most": 9}, 9, "3 to 9 steps were lost"),
+        ({"lost_steps_at_most": 3}, 3, "3 steps were lost"),
+        ({"lost_steps_at_most": None}, None, "At least 3 steps were lost"),
+        ({}, None, "At least 3 steps were lost"),
+        ({"ended": "2026-07-01T00:02:00+00:00"}, 3, "3 steps were lost"),
+    ],
+)
+def test_collect_says_no_more_of_the_lost_steps_than_the_ledger_knows(corpus_run, most, value, note):
+    corpus_run.begin()
+    corpus_run.end(1, 0, 83, 80, "killed", None, **{"ended": None, **most})
+    evidence = collect(corpus_run.root, corpus_run.run)
+    assert evidence["training"]["lost_steps_at_most"]["value"] == value
+    assert evidence["training"]["ledger"][0]["lost_steps_at_most"] == value
+    assert any(said.startswith(note) for said in evidence["notes"])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_collect_drops_the_lost_branch_though_the_next_submission_logs_more_seldom(corpus_run, ended):
+    corpus_run.begin()
+    corpus_run.log_steps(1, 1, 17)
+    corpus_run.end(1, 0, 17, 12, "killed", None)
+    corpus_run.log_steps(2, 20, 20)
+    if ended:
+        corpus_run.end(2, 12, 20, 20, "deadline", 75)
+    else:
+        write_json(corpus_run.folder / "LOCK", {"submission": 2, "attempt": 1, "from_step": 12})
+    curve = collect(corpus_run.root, corpus_run.run)["training"]["curve"]
+    assert (curve["lines"], curve["abandoned"]) == (13, [[13, 17]])
 
 
 def test_collect_with_a_torn_manifest_says_which_file_and_goes_on(finished_run):

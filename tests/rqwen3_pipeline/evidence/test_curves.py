@@ -46,6 +46,13 @@ def test_effective_of_a_second_attempt_at_the_same_submission_supersedes_too():
     assert [(p["step"], p["attempt"]) for p in curve.points] == [(1, 1), (2, 2), (3, 2), (4, 2)]
 
 
+def test_effective_after_a_resume_that_logs_more_seldom_keeps_nothing_after_the_step_it_went_on_from():
+    records = [*lines(1, range(1, 18)), *lines(2, (20, 30))]
+    curve = effective(records, "train", {(1, 1): 0, (2, 1): 12})
+    assert [p["step"] for p in curve.points] == [*range(1, 13), 20, 30]
+    assert curve.abandoned_steps == (13, 14, 15, 16, 17)
+
+
 def test_effective_heldout_of_a_lost_branch_is_dropped_by_the_training_lines():
     records = [
         *lines(1, range(1, 12)),

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from rqwen3_pipeline.evidence.readings import Reader, jsonable, number
-from rqwen3_pipeline.evidence.words import dash, duration, magnitude, percent, quantity, size
+from rqwen3_pipeline.evidence.words import between, dash, duration, magnitude, percent, quantity, size
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,14 @@ def test_percent_size_and_duration_read_naturally():
     assert duration(3599.6) == "1 h 0 min"
     assert duration(12.34) == "12.3 s"
     assert dash(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"),
+    [(None, None, "pending"), (3, 3, "3"), (0, 1200, "0 to 1,200"), (1200, None, "at least 1,200")],
+)
+def test_between_says_what_is_known_of_a_number(least, most, expected):
+    assert between(least, most) == expected
 
 
 def test_jsonable_spells_what_json_has_no_number_for():

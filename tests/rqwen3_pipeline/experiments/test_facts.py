@@ -9,7 +9,7 @@ import pytest
 
 from rqwen3_pipeline.experiments import control
 from rqwen3_pipeline.experiments.facts import RunSeen, attempts_of, next_attempt, telling_line
-from rqwen3_pipeline.experiments.policy import Outcome
+from rqwen3_pipeline.experiments.policy import Action, Facts, Outcome, Policy, decide
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm.states import State
 
@@ -130,6 +130,26 @@ def test_attempt_that_left_but_its_steps_has_trained_those_and_saved_what_is_the
         14,
         12,
     )
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_attempts_killed_before_they_had_loaded_anything_have_not_advanced_and_come_to_an_end(root, recorded):
+    ledger_record(root, to_step=5, saved_step=5)
+    saved(root, 5)
+    for number in range(1, 5):
+        if recorded:
+            killed = {"code": None, "reason": "killed", "from_step": None, "to_step": None, "saved_step": 5}
+            ledger_record(root, submission=2, attempt=number, **killed)
+        else:
+            before = [{"submission": 2, "attempt": n, "from_step": None} for n in range(1, number)]
+            dead_lock(root, submission=2, attempt=number, from_step=None, predecessors=before)
+        attempts = attempts_of(root, NAME)
+        assert [a.place for a in attempts] == [(1, 1), *((2, n) for n in range(1, number + 1))]
+        assert all(not a.advanced and a.reached_step is None for a in attempts[1:])
+        assert next_attempt(root, NAME, 2) == number + 1
+        decision = decide(Facts(experiment=NAME, finished=False, attempts=attempts, now_s=1e12), Policy())
+        assert decision.action is (Action.SUBMIT if number < 4 else Action.STOP), decision
+    assert "4 attempts in a row saved nothing new" in decision.reason
 
 
 @pytest.mark.parametrize(
