@@ -74,9 +74,10 @@ def begun(tmp_path):
     process.children = {("daemon" if "dagster._daemon" in c.cmdline() else "webserver"): c for c in children}
     assert set(process.children) == {"daemon", "webserver"}
     yield process
-    for each in (process, *children):
-        if each.poll() is None if each is process else each.is_running():
-            each.kill()
+    process.kill()
+    for child in children:
+        if child.is_running():
+            child.kill()
     process.communicate()
 
 
