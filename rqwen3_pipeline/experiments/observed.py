@@ -31,6 +31,8 @@ EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attemp
 """By which the chain tells one attempt from the next."""
 JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
 STATE_TAG, EXIT_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/exit_code", "slurm/never_starts"
+INTERRUPTED = "DagsterExecutionInterruptedError"
+"""What Dagster raises in a run whose process is told to end."""
 VANISHED = "VANISHED"
 """In place of a state: SLURM answers, and knows the job no more."""
 _OWN = re.compile(r"^(rqwen3_pipeline|model)(\.\w+)+: ")
@@ -183,6 +185,8 @@ def failure_of(instance: DagsterInstance, run_id: str) -> str:
             error = getattr(data, "error", None)
             while error is not None and error.cause is not None:
                 error = error.cause
+            if error is not None and error.cls_name == INTERRUPTED:
+                return "its run was interrupted (Ctrl-C or SIGTERM)"
             said = telling_line(_OWN.sub("", error.message) if error is not None else (entry.message if entry else ""))
             if said:
                 return said
