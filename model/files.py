@@ -294,8 +294,8 @@ def file_system_kind(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, purpose: str, what: str | None = None) -> Iterator[None]:
-    """Hold an exclusive lock while the block runs; the file names the holder, and goes when it is done.
+def hold_lock(path: Path, purpose: str, what: str | None = None) -> Iterator[TextIO]:
+    """Hold an exclusive lock while the block runs; yields the file, which names the holder and goes when it is done.
 
     The kernel frees it when the process dies, however it dies. It guards one host: processes on
     other hosts are told apart only where the file system passes `flock` on.
@@ -315,7 +315,7 @@ def hold_lock(path: Path, purpose: str, what: str | None = None) -> Iterator[Non
         file.write(f"{purpose} (host {socket.gethostname()}, process {os.getpid()})")
         file.flush()
         try:
-            yield
+            yield file
         finally:
             path.unlink(missing_ok=True)
 

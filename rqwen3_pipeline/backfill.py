@@ -55,13 +55,15 @@ def submit(settings: Settings, names: Sequence[str], sources: Sequence[str], fil
         files: numbers of the files in the lock, as `3-7`; None for all.
 
     Raises:
-        ConfigError: an asset, a source or a file is unknown; the message lists the valid ones.
+        ConfigError: an asset, a source or a file is unknown, and the message lists the valid ones; or every asset
+            names its source, and `sources` has others.
         CorpusError: nothing is locked yet.
         EnvironmentProblem: no daemon runs on this run root.
     """
     here = Pipeline(settings)
+    _require_use(names, sources)
     wanted = _by_source(names, sources or list(here.corpus.sources))
-    items = select_files(here.corpus, here.lock, list(wanted), files)
+    items = select_files(here.corpus, here.lock, list(wanted), files, "--partitions")
     instance = open_instance(here.root)
     require_daemon(instance)
     register_partitions(instance, here.lock)
@@ -86,6 +88,17 @@ def submit(settings: Settings, names: Sequence[str], sources: Sequence[str], fil
         paths = tuple(f"{name}/{source}" for name in assets)
         submitted.append(Submitted(id=backfill.backfill_id, source=source, assets=paths, partitions=keys))
     return submitted
+
+
+def _require_use(names: Sequence[str], sources: Sequence[str]) -> None:
+    """Refuse sources that no asset would take, since each names its own."""
+    own = {name.partition("/")[2] for name in names}
+    if sources and "" not in own and own != set(sources):
+        raise ConfigError(
+            f"--source {' '.join(sources)}: {' '.join(names)} already says which source. Leave one of them out: "
+            f"rqwen3 backfill {' '.join(dict.fromkeys(name.partition('/')[0] for name in names))} "
+            f"{' '.join(f'--source {source}' for source in sources)}"
+        )
 
 
 def _by_source(names: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:

@@ -25,13 +25,14 @@ def _configuration(settings: Settings, name: str | None) -> tuple[Pipeline, RunC
 
 def _facts(here: Pipeline, run: RunConfig) -> Facts:
     """All that is known; of instance and scheduler only where there are any."""
+    own = run.name == here.run.name
     if not (here.root.dagster_home / "dagster.yaml").is_file():
-        return facts_now(here.root, run, None, None, needs_preflight=False)
+        return facts_now(here.root, run, None, None, needs_preflight=own)
     from rqwen3_pipeline.instance import open_instance
     from rqwen3_pipeline.sensors.resubmission import scheduler_of
 
     instance = open_instance(here.root)
-    return facts_now(here.root, run, instance, scheduler_of(instance), needs_preflight=run.name == here.run.name)
+    return facts_now(here.root, run, instance, scheduler_of(instance), needs_preflight=own)
 
 
 def show(settings: Settings, name: str | None, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from rqwen3_pipeline.assets.common import Pipeline, submission_partitions
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.experiment_files import other_manifest
+from rqwen3_pipeline.experiments import control
 from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_local_instance, owner
 from rqwen3_pipeline.preflight import preflight_problem
 from rqwen3_pipeline.settings import Settings
@@ -33,6 +34,10 @@ LEAST_FREE_BYTES = 1 << 30
 
 class StageFailedError(RQwen3Error):
     """A stage ended red; what its partitions say is in the message."""
+
+
+class StoppedByHandError(RQwen3Error):
+    """Somebody stopped the experiment; the message says who, and how to lift it."""
 
 
 class InterruptedRunError(RQwen3Error):
@@ -143,6 +148,7 @@ def run_all(settings: Settings) -> LocalRun:
         DiskSpaceError: there is less than a gigabyte; preflight asks for what the checkpoints take.
         LockHeldError: another process runs in the same run root.
         StageFailedError: a stage failed; what was finished stays, and a second call goes on from it.
+        StoppedByHandError: the experiment is not finished, and `rqwen3 experiment stop` is in force.
         RQwen3Error: configuration, environment or input can't be used.
     """
     here = Pipeline(settings)
@@ -182,6 +188,7 @@ def _training(run: LocalRun) -> None:
     if (problem := other_manifest(folder, sha256_file(run.here.root.manifest))) is not None:
         raise StageFailedError(problem)
     if not training.finished(run.here.root, run.here.run.name):
+        _require_go(run.here)
         run.stage(
             "preflight",
             folder / "preflight.json",
@@ -254,9 +261,18 @@ def _submissions(run: LocalRun) -> int:
             continue
         if not recorded and training.finished(here.root, here.run.name):
             break
+        if not recorded:
+            _require_go(here)
         _submit(run, key, number)
         made += 1
     return made
+
+
+def _require_go(here: Pipeline) -> None:
+    """Refuse to train on what somebody stopped, before this run or during its last submission."""
+    name, stopped = here.run.name, control.standing(here.root, here.run.name).stopped
+    if stopped is not None:
+        raise StoppedByHandError(f"{name}: stopped by hand ({stopped}); then: rqwen3 experiment resume {name}")
 
 
 def _submit(run: LocalRun, key: str, number: int) -> None:

@@ -207,11 +207,21 @@ def run_preflight(asked: Asked) -> dict[str, Any]:
     return {**report, "path": str(out)}
 
 
+def first_submission_problem(root: RunRoot, name: str) -> str | None:
+    """What an experiment's first submission lacks: a lock, a corpus, or a green preflight; None if nothing."""
+    if not root.lock.is_file():
+        return f"{root.lock} is not there: no source file is locked yet. Begin with: rqwen3 sources lock"
+    if not root.manifest.is_file():
+        return f"{root.manifest} is not there: the corpus is not made yet. The next step is in: rqwen3 status"
+    problem = preflight_problem(root.experiment(name))
+    return f"preflight: {problem}" if problem else None
+
+
 def preflight_problem(folder: Path) -> str | None:
     """Why an experiment's first submission must wait: there is no preflight, or it is red; None if it is green."""
     path = folder / "preflight.json"
     if not path.exists():
-        return "it has not run. Materialize preflight in the UI, or: rqwen3 run"
+        return "it has not run. Materialize preflight in the UI; where no SLURM is used, this does it too: rqwen3 run"
     report = read_json(path)
     if report.get("passed"):
         return None

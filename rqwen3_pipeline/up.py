@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,9 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
-from model.errors import ConfigError, EnvironmentProblem
+from model.errors import ConfigError, EnvironmentProblem, LockHeldError
 from model.files import hold_lock, sha256_bytes
+from model.process import process_start
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.corpus.lock import read_lock
 from rqwen3_pipeline.instance import fail_orphans, open_instance
@@ -22,6 +25,9 @@ LOOPBACK, DEFAULT_PORT = "127.0.0.1", 3000
 FIRST_PAGE = "/asset-groups"
 """The assets and what they are made from; the UI's own first page is a timeline that lacks the command line's runs."""
 STOP_S = 20.0
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end it as Ctrl-C does; the second comes when its terminal closes."""
+_HOLDER = re.compile(r"\(host (?P<host>.+), process (?P<pid>\d+)\)(?P<children>.*)")
 
 
 def serve(settings: Settings, port: int | None, public: bool = False) -> int:
@@ -34,13 +40,14 @@ def serve(settings: Settings, port: int | None, public: bool = False) -> int:
         public: whether a port may be opened where runs are SLURM jobs.
 
     Returns:
-        0 after Ctrl-C or SIGTERM, 1 when one of the two ended by itself.
+        0 after Ctrl-C, SIGTERM or SIGHUP, 1 when one of the two ended by itself.
 
     Raises:
         ConfigError: a port was named where runs are SLURM jobs, which everyone on the login node could open.
         EnvironmentProblem: the port is taken, or the run root's file system is unfit.
         CorpusError: the source lock is damaged.
-        LockHeldError: another one serves this run root from this host; a second daemon would be one too many.
+        LockHeldError: another one serves this run root from this host, or its children still do; a second daemon
+            would be one too many.
     """
     root, shared_host = settings.root, settings.launcher == "slurm"
     if shared_host and port is not None and not public:
@@ -53,11 +60,33 @@ def serve(settings: Settings, port: int | None, public: bool = False) -> int:
     port = port or DEFAULT_PORT
     if not private:
         require_free_port(port)
-    with hold_lock(root.dagster_home / ".up.lock", "rqwen3 up", f"the UI and the daemon of {root.path}"):
-        return _serve(settings, port, private)
+    lock, what = root.dagster_home / ".up.lock", f"the UI and the daemon of {root.path}"
+    try:
+        with hold_lock(lock, "rqwen3 up", what) as held:
+            return _serve(settings, port, private, held)
+    except LockHeldError as error:
+        left = _left_over(lock)
+        raise LockHeldError(f"{what}: {left}") if left else error from None
 
 
-def _serve(settings: Settings, port: int, private: bool) -> int:
+def _left_over(lock: Path) -> str | None:
+    """What to do about the children of an `rqwen3 up` that was killed on this host; None if it is none such."""
+    holder = _HOLDER.search(lock.read_text(encoding="utf-8")) if lock.is_file() else None
+    if holder is None or holder["host"] != socket.gethostname() or process_start(int(holder["pid"])) is not None:
+        return None
+    found = re.findall(r"(\w+) (\d+)", holder["children"])
+    alive = [(name, pid) for name, pid in found if process_start(int(pid)) is not None]
+    if not alive:
+        return None
+    names = " and ".join(f"its {name} (process {pid})" for name, pid in alive)
+    return (
+        f"the last one (process {holder['pid']}) was killed, and {names} has not ended yet. That takes some seconds; "
+        f"if it lasts: kill -9 {' '.join(pid for _, pid in alive)}. Then start it again: rqwen3 up"
+    )
+
+
+def _serve(settings: Settings, port: int, private: bool, held: TextIO) -> int:
+    """Serve; the children inherit the lock `held`, which names them, so that none outlives it unseen."""
     root = settings.root
     instance = open_instance(root)
     fail_orphans(instance)
@@ -74,11 +103,15 @@ def _serve(settings: Settings, port: int, private: bool) -> int:
     if private:
         web = ["rqwen3_pipeline.private_web", str(private_socket(root)), workspace]
     daemon = ["dagster._daemon", "run", "-w", workspace]
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     children: list[subprocess.Popen[bytes]] = []
     try:
         for name, arguments in (("webserver", web), ("daemon", daemon)):
-            children.append(_start(arguments, environment, root.dagster_home / f"{name}.log"))
+            children.append(_start(arguments, environment, root.dagster_home / f"{name}.log", held))
+            held.write(f", {name} {children[-1].pid}")
+            held.flush()
         where = _socket_words(private_socket(root)) if private else f"http://{LOOPBACK}:{port}{FIRST_PAGE}"
         print(f"The UI of {root.path}: {where}  (Ctrl-C stops it; logs in {root.dagster_home})", flush=True)
         while all(child.poll() is None for child in children):
@@ -127,19 +160,22 @@ def require_free_port(port: int) -> None:
             ) from error
 
 
-def _start(arguments: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+def _start(arguments: list[str], environment: dict[str, str], log: Path, held: TextIO) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-m", "rqwen3_pipeline.tied", str(os.getpid()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            pass_fds=(held.fileno(),),
         )
 
 
 def _stop(children: list["subprocess.Popen[bytes]"]) -> None:
+    for number in (signal.SIGINT, *ENDS):  # a closing terminal sends more than one
+        signal.signal(number, signal.SIG_IGN)
     for child in children:
         if child.poll() is None:
             child.send_signal(signal.SIGINT)

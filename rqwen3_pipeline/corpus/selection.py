@@ -24,8 +24,8 @@ def select_sources(config: CorpusConfig, named: Sequence[str]) -> list[str]:
     return [source for source in config.sources if not named or source in named]
 
 
-def file_numbers(text: str) -> list[int]:
-    """Numbers out of `3`, `3-7` or `0,3-7`, ascending.
+def file_numbers(text: str, option: str = "--files") -> list[int]:
+    """Numbers out of `3`, `3-7` or `0,3-7`, ascending; `option` is what errors call it.
 
     Raises:
         ConfigError: it is nothing of the kind.
@@ -35,12 +35,14 @@ def file_numbers(text: str) -> list[int]:
         match = _PART.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise ConfigError(f"--files {text}: {part.strip()!r} is no number and no range. Write it like 3 or 0,3-7.")
+            raise ConfigError(f"{option} {text}: {part.strip()!r} is no number and no range. Write it like 3 or 0,3-7.")
         numbers.update(range(first, last + 1))
     return sorted(numbers)
 
 
-def select_files(config: CorpusConfig, lock: Lock, named: Sequence[str], files: str | None) -> list[tuple[str, str]]:
+def select_files(
+    config: CorpusConfig, lock: Lock, named: Sequence[str], files: str | None, option: str = "--files"
+) -> list[tuple[str, str]]:
     """The pieces that are meant, as (source, key).
 
     Args:
@@ -49,6 +51,7 @@ def select_files(config: CorpusConfig, lock: Lock, named: Sequence[str], files: 
         named: sources; none for all.
         files: numbers of files in the lock, from 0; None for all. A source that is named must have them
             all; without names each source gives those that it has.
+        option: what errors call the numbers.
 
     Raises:
         ConfigError: a source is unknown, or has no such files.
@@ -56,14 +59,16 @@ def select_files(config: CorpusConfig, lock: Lock, named: Sequence[str], files: 
     sources = select_sources(config, named)
     if files is None:
         return [(source, file.key) for source in sources for file in lock.files(source)]
-    wanted = file_numbers(files)
+    wanted = file_numbers(files, option)
     found: list[tuple[str, str]] = []
     for source in sources:
         have = lock.files(source)
         beyond = [number for number in wanted if number >= len(have)]
         if named and beyond:
-            raise ConfigError(f"--files {files}: {source} has {len(have)} files, 0 to {len(have) - 1}, no {beyond[0]}.")
+            raise ConfigError(
+                f"{option} {files}: {source} has {len(have)} files, 0 to {len(have) - 1}, no {beyond[0]}."
+            )
         found += [(source, have[number].key) for number in wanted if number < len(have)]
     if not found:
-        raise ConfigError(f"--files {files}: no source has such a file.")
+        raise ConfigError(f"{option} {files}: no source has such a file.")
     return found

@@ -18,7 +18,7 @@ from rqwen3_pipeline.experiment_files import lock_holder
 from rqwen3_pipeline.experiments import control
 from rqwen3_pipeline.experiments.facts import RunSeen, attempts_of, telling_line
 from rqwen3_pipeline.experiments.policy import Facts, Policy
-from rqwen3_pipeline.preflight import preflight_problem
+from rqwen3_pipeline.preflight import first_submission_problem
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.slurm import reconcile
 from rqwen3_pipeline.slurm.client import Job, Slurm, SlurmError
@@ -31,6 +31,8 @@ EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attemp
 """By which the chain tells one attempt from the next."""
 JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
 STATE_TAG, EXIT_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/exit_code", "slurm/never_starts"
+INTERRUPTED = "DagsterExecutionInterruptedError"
+"""What Dagster raises in a run whose process is told to end."""
 VANISHED = "VANISHED"
 """In place of a state: SLURM answers, and knows the job no more."""
 _OWN = re.compile(r"^(rqwen3_pipeline|model)(\.\w+)+: ")
@@ -63,7 +65,7 @@ def facts_now(
         run: the experiment's configuration.
         instance: where its runs are; None asks the files alone.
         slurm: asked for the jobs; None where runs are no jobs.
-        needs_preflight: whether the first submission waits for a green preflight.
+        needs_preflight: whether the first submission waits for the corpus and a green preflight.
     """
     name, jobs, problem = run.name, dict[int, Job](), None
     if slurm is not None:
@@ -79,7 +81,7 @@ def facts_now(
         attempts=attempts_of(root, name, runs),
         live=(*_live_runs(runs, name), *_live_jobs(runs, jobs), *_live_lock(root, name, jobs, slurm)),
         scheduler_problem=problem,
-        preflight_problem=preflight_problem(root.experiment(name)) if needs_preflight else None,
+        first_problem=first_submission_problem(root, name) if needs_preflight else None,
         stopped=act.stopped,
         forgiven=act.forgiven,
         now_s=time.time(),
@@ -183,6 +185,8 @@ def failure_of(instance: DagsterInstance, run_id: str) -> str:
             error = getattr(data, "error", None)
             while error is not None and error.cause is not None:
                 error = error.cause
+            if error is not None and error.cls_name == INTERRUPTED:
+                return "its run was interrupted (Ctrl-C or SIGTERM)"
             said = telling_line(_OWN.sub("", error.message) if error is not None else (entry.message if entry else ""))
             if said:
                 return said

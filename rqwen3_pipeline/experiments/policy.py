@@ -102,8 +102,8 @@ class Facts:
     """What may still be running, each as a few words: a run, a job, the holder of the lock."""
     scheduler_problem: str | None = None
     """Why the scheduler could not be asked."""
-    preflight_problem: str | None = None
-    """Why the first submission must not start."""
+    first_problem: str | None = None
+    """Why the first submission must not start; mending it is all it takes, no hand need lift it."""
     stopped: str | None = None
     """Who stopped the chain by hand and why, as long as nobody lifted it."""
     forgiven: tuple[int, int] = (0, 0)
@@ -143,8 +143,8 @@ def decide(facts: Facts, policy: Policy) -> Decision:
     if facts.scheduler_problem is not None:
         return _wait(f"the scheduler does not answer, and nothing is submitted blind: {facts.scheduler_problem}")
     if not facts.attempts:
-        if facts.preflight_problem is not None:
-            return _stop(f"preflight: {facts.preflight_problem}", facts)
+        if facts.first_problem is not None:
+            return _stop(facts.first_problem)
         return _submit(1, 1, "the first submission")
     last = facts.attempts[-1]
     counted = tuple(attempt for attempt in facts.attempts if attempt.place > facts.forgiven)

@@ -57,6 +57,11 @@ def test_backfill_without_a_source_means_all_in_use(settings):
     assert len(submit(settings, ["raw_files"], [], None)) == 6
 
 
+def test_backfill_of_an_asset_with_its_source_and_that_source_again_makes_it_once(settings):
+    (one,) = submit(settings, ["raw_files/pes2o"], ["pes2o"], None)
+    assert one.assets == ("raw_files/pes2o",)
+
+
 @pytest.mark.parametrize(
     ("names", "sources", "files", "message"),
     [
@@ -69,7 +74,14 @@ def test_backfill_without_a_source_means_all_in_use(settings):
         (["manifest"], [], None, "manifest: not an asset that is made file by file"),
         (["raw_files/wiki"], [], None, "no such source. Valid: fineweb_edu"),
         (["raw_files"], ["wiki"], None, "no such source. Valid: fineweb_edu"),
-        (["raw_files"], ["pes2o"], "3-4", "pes2o has 1 files"),
+        (["raw_files"], ["pes2o"], "3-4", "^--partitions 3-4: pes2o has 1 files"),
+        (["raw_files"], [], "3-1", "^--partitions 3-1: '3-1' is no number and no range"),
+        (
+            ["token_shards/wikipedia"],
+            ["openwebmath"],
+            None,
+            r"--source openwebmath: token_shards/wikipedia .*: rqwen3 backfill token_shards --source openwebmath",
+        ),
     ],
 )
 def test_backfill_of_what_there_is_not_lists_what_there_is(settings, names, sources, files, message):

@@ -1,9 +1,12 @@
-"""The hand on a chain that has not begun: a stop that its first job finds, and names that are not its own."""
+"""The hand on a chain that has not begun, and what `rqwen3 experiment status` says before there is an attempt."""
+
+import json
 
 import pytest
 
 from model.errors import ConfigError
-from rqwen3_pipeline.experiment_commands import may_run, resume, stop
+from model.files import write_json
+from rqwen3_pipeline.experiment_commands import may_run, resume, show, stop
 from rqwen3_pipeline.settings import Settings
 from tests.rqwen3_pipeline.site import PROFILE
 
@@ -33,3 +36,26 @@ def test_hand_on_an_experiment_that_is_neither_there_nor_the_profiles_is_refused
     with pytest.raises(ConfigError, match=r"no experiment 'tinny' in .*The profile's is tiny"):
         act(settings)
     assert not settings.home.exists()
+
+
+def next_of(sample, capsys) -> tuple[str, str]:
+    show(Settings(profile=str(sample.config_path), home=sample.root.path), None, as_json=True)
+    step = json.loads(capsys.readouterr().out)["next"]
+    return step["action"], step["reason"]
+
+
+def test_show_of_an_empty_root_names_the_lock_and_its_command(empty_run, capsys):
+    action, reason = next_of(empty_run, capsys)
+    assert action == "stop"
+    assert reason.startswith(f"{empty_run.root.lock} is not there")
+    assert reason.endswith("rqwen3 sources lock")
+
+
+def test_show_goes_through_corpus_and_preflight_to_the_first_submission(corpus_run, capsys):
+    manifest = corpus_run.root.manifest.read_bytes()
+    corpus_run.root.manifest.unlink()
+    assert next_of(corpus_run, capsys)[1].endswith("the corpus is not made yet. The next step is in: rqwen3 status")
+    corpus_run.root.manifest.write_bytes(manifest)
+    assert next_of(corpus_run, capsys)[1].startswith("preflight: it has not run. Materialize preflight in the UI")
+    write_json(corpus_run.folder / "preflight.json", {"passed": True})
+    assert next_of(corpus_run, capsys) == ("submit", "the first submission")

@@ -51,7 +51,7 @@ def test_ui_is_private_where_runs_are_slurm_jobs_unless_the_user_opens_it(
     tmp_path, monkeypatch, launcher, port, public, private
 ):
     served = []
-    monkeypatch.setattr(up, "_serve", lambda settings, port, private: served.append(private) or 0)
+    monkeypatch.setattr(up, "_serve", lambda settings, port, private, held: served.append(private) or 0)
     assert up.serve(Settings(launcher=launcher, home=tmp_path), port, public) == 0
     assert served == [private]
 

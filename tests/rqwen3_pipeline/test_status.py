@@ -107,6 +107,14 @@ def test_status_with_the_lock_held_tells_whether_somebody_trains(corpus_run, hos
     assert ("alive" in text) == (command is None) or "can't be told" in text
 
 
+def test_status_with_the_lock_of_a_dead_trainer_of_this_host_sends_nobody_to_look(corpus_run):
+    corpus_run.begin()
+    write_json(corpus_run.folder / "LOCK", {"host": socket.gethostname(), "pid": 2**22 + 1, "submission": 1})
+    found, text = look(corpus_run)
+    assert "dead; the next submission takes it over" in text
+    assert found["next"]["why"] == "the training stands at step 0 of 200."
+
+
 def test_status_goes_through_export_evaluation_and_report_to_the_end(finished_run):
     root, run = finished_run.root, finished_run.run
     shutil.rmtree(root.export("small"))

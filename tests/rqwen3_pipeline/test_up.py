@@ -62,6 +62,56 @@ class Served:
         return found["runsOrError"]["results"]
 
 
+@pytest.fixture
+def begun(tmp_path):
+    """`rqwen3 up` just after it has started its two children, which stands for it in a terminal."""
+    site = Site(tmp_path)
+    site.profile.write_text('[run]\nname = "tiny"\n')
+    process = subprocess.Popen(site.command("up", "--port", str(free_port())), stdout=subprocess.PIPE, text=True)
+    process.site = site
+    assert "The UI of" in process.stdout.readline()
+    children = psutil.Process(process.pid).children()
+    process.children = {("daemon" if "dagster._daemon" in c.cmdline() else "webserver"): c for c in children}
+    assert set(process.children) == {"daemon", "webserver"}
+    yield process
+    process.kill()
+    for child in children:
+        if child.is_running():
+            child.kill()
+    process.communicate()
+
+
+def gone(children) -> bool:
+    return not psutil.wait_procs(children.values(), timeout=30)[1]
+
+
+def test_up_whose_terminal_closes_ends_as_by_sigterm_and_leaves_nothing_behind(begun):
+    begun.send_signal(signal.SIGHUP)
+    assert begun.wait(timeout=60) == 0
+    assert gone(begun.children)
+    assert not (begun.site.home / "dagster" / ".up.lock").exists()
+
+
+def test_up_that_is_killed_takes_its_children_with_it(begun):
+    begun.kill()
+    begun.wait()
+    assert gone(begun.children)
+
+
+def test_up_after_a_killed_one_whose_daemon_hangs_is_refused_with_the_way_to_end_it(begun):
+    daemon = begun.children["daemon"]
+    daemon.suspend()
+    begun.kill()
+    begun.wait()
+    assert psutil.wait_procs([begun.children["webserver"]], timeout=30)[1] == []
+    second = begun.site.rqwen3("up", "--port", str(free_port()))
+    assert second.returncode == 73
+    assert (
+        f"the last one (process {begun.pid}) was killed, and its daemon (process {daemon.pid}) has not" in second.stderr
+    )
+    assert f"kill -9 {daemon.pid}" in second.stderr
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     site = make_site(tmp_path_factory.mktemp("a served site"))

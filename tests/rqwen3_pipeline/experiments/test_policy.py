@@ -74,12 +74,12 @@ def test_decide_of_a_finished_run_never_trains_on(history, now_s):
     assert decide(facts(*attempts, finished=True, now_s=now_s), POLICY).action is Action.STOP
 
 
-def test_decide_without_any_attempt_submits_the_first_unless_preflight_is_red():
+def test_decide_without_any_attempt_submits_the_first_unless_something_is_missing():
     decision = decide(facts(), POLICY)
     assert (decision.action, decision.submission, decision.attempt) == (Action.SUBMIT, 1, 1)
-    decision = decide(facts(preflight_problem="2 GiB free, 9 needed"), POLICY)
+    decision = decide(facts(first_problem="2 GiB free, 9 needed"), POLICY)
     assert decision.action is Action.STOP
-    assert "2 GiB free" in decision.reason
+    assert decision.reason == "2 GiB free, 9 needed"
 
 
 @pytest.mark.parametrize("outcome", NOT_LIFTED)

@@ -3,11 +3,12 @@
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
+from dagster._core.errors import DagsterExecutionInterruptedError
 
 from model.files import write_json, write_text
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.experiments.facts import attempts_of
-from rqwen3_pipeline.experiments.observed import runs_seen
+from rqwen3_pipeline.experiments.observed import failure_of, runs_seen
 from rqwen3_pipeline.experiments.policy import Outcome
 from rqwen3_pipeline.sensors.resubmission import resubmission
 from rqwen3_pipeline.slurm.states import State
@@ -181,3 +182,16 @@ def test_tick_leaves_an_experiment_alone_that_can_not_be_read_and_goes_on_with_t
 
 def test_sensor_is_off_until_somebody_turns_it_on():
     assert resubmission.default_status is dg.DefaultSensorStatus.STOPPED
+
+
+def test_run_that_was_interrupted_is_told_in_words(instance):
+    @dg.op
+    def trains():
+        raise DagsterExecutionInterruptedError
+
+    @dg.job
+    def interrupted():
+        trains()
+
+    result = interrupted.execute_in_process(instance=instance, raise_on_error=False)
+    assert failure_of(instance, result.run_id) == "its run was interrupted (Ctrl-C or SIGTERM)"
