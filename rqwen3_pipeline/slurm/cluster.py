@@ -19,7 +19,8 @@
     where = "local"               # runs on the host of the daemon
 
 An option comes from the file, the step's tags `slurm/<key>` are stronger, the run's tags strongest. A
-step says its kind with the tag `slurm/kind`: `cpu` (the default), `gpu` or `transfer`.
+step says its kind with the tag `slurm/kind`: `cpu` (the default), `gpu` or `transfer`. The file's time is
+that of a job, however many steps it has; times that steps state themselves are summed.
 """
 
 import tomllib
@@ -30,6 +31,7 @@ from typing import Any, cast
 
 from model.errors import ConfigError
 from rqwen3_pipeline.slurm.options import RULES, check_option, combine
+from rqwen3_pipeline.slurm.parsing import duration_s
 
 PREFIX = "slurm/"
 WHERE, KIND, STOP = "where", "kind", "stop"
@@ -127,6 +129,8 @@ def wish(steps: Sequence[Mapping[str, str]], run_tags: Mapping[str, str], cluste
     options = combine(
         [{key: value for key, value in one.items() if key not in CHOICES and key not in overridden} for one in asked]
     )
+    if "time" in options and not any(f"{PREFIX}time" in tags for tags in steps):
+        options["time"] = max((one["time"] for one in asked), key=lambda time: duration_s(time) or 0.0)
     return Wish(local=local, saves=saves, options={**options, **overridden})
 
 
