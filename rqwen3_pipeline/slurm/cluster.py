@@ -57,10 +57,21 @@ class Cluster:
     """Options of every job."""
     kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Options by kind of job."""
+    path: Path | None = None
+    """The file."""
 
     def options(self, kind: str) -> dict[str, str]:
         """Options of a kind of job."""
         return {**self.common, **self.kinds.get(kind, {})}
+
+    def table(self, kind: str, key: str) -> str:
+        """Where the file says an option of a kind of job, as `[options.gpu]`."""
+        return f"[options.{kind}]" if key in self.kinds.get(kind, {}) else "[options]"
+
+    @property
+    def file(self) -> str:
+        """The file, for messages."""
+        return f"{self.path} (RQWEN3_CLUSTER)" if self.path else "the file that RQWEN3_CLUSTER names"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +112,7 @@ def load_cluster(path: Path) -> Cluster:
             env_file=(path.parent / str(about["env_file"])).resolve() if "env_file" in about else None,
             common=_checked(common),
             kinds={kind: _checked(options) for kind, options in kinds.items()},
+            path=path,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
