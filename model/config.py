@@ -7,13 +7,15 @@ checkpoint says everything. A misspelt key is refused with the list of the valid
 """
 
 import dataclasses
+import functools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.config_build import LINE, build, read_toml, unknown_names, unwritable
+from model.config_build import LINE, T, build, read_toml, unknown_names, unwritable
 from model.errors import ConfigError
 
 SECTIONS = ("run", "data", "model", "training", "submissions", "evaluation")
@@ -284,6 +286,8 @@ class RunConfig:
     """How it is trained."""
     sections: dict[str, Any] = field(default_factory=dict[str, Any])
     """The whole file as read, section by section."""
+    path: Path | None = field(default=None, compare=False)
+    """The file, for messages."""
 
     def __post_init__(self) -> None:
         _require(
@@ -329,10 +333,23 @@ def load_run_config(path: Path) -> RunConfig:
     if not problems:
         run, model, training = parts
         try:
-            return RunConfig(name=run.name, model=model, training=training, sections=sections)
+            return RunConfig(name=run.name, model=model, training=training, sections=sections, path=path)
         except ConfigError as error:
             problems.append(str(error))
     raise ConfigError(f"{path}: {LINE.join(problems)}")
+
+
+def naming_the_file(parse: Callable[[RunConfig], T]) -> Callable[[RunConfig], T]:
+    """A parser of one more section, whose errors begin with the file as those of `load_run_config` do."""
+
+    @functools.wraps(parse)
+    def parsed(run: RunConfig) -> T:
+        try:
+            return parse(run)
+        except ConfigError as error:
+            raise ConfigError(f"{run.path}: {error}" if run.path else str(error)) from error
+
+    return parsed
 
 
 def _require(condition: bool, message: str) -> None:

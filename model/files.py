@@ -242,17 +242,27 @@ def require_free_bytes(folder: Path, needed_bytes: int, purpose: str) -> None:
     """Check that `folder`'s file system has room for `needed_bytes`.
 
     Raises:
-        DiskSpaceError: there is less; the message gives both figures in GiB.
+        DiskSpaceError: there is less; the message gives both figures.
     """
+    existing, free_bytes = _room(folder)
+    if free_bytes < needed_bytes:
+        raise DiskSpaceError(
+            f"{existing}: {_size(free_bytes)} free, {purpose} needs {_size(needed_bytes)}. "
+            "Free some space, or point RQWEN3_HOME at a larger file system."
+        )
+
+
+def _room(folder: Path) -> tuple[Path, int]:
+    """The nearest folder that is there, from `folder` upwards, and the free bytes of its file system."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
-    free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < needed_bytes:
-        raise DiskSpaceError(
-            f"{existing}: {free_bytes / 2**30:.2f} GiB free, {purpose} needs {needed_bytes / 2**30:.2f} GiB. "
-            "Free some space, or point RQWEN3_HOME at a larger file system."
-        )
+    return existing, shutil.disk_usage(existing).free
+
+
+def _size(size_bytes: int) -> str:
+    """A size for a person to read."""
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def why_not_written(error: OSError, folder: Path) -> str | None:
@@ -264,10 +274,9 @@ def why_not_written(error: OSError, folder: Path) -> str | None:
     """
     where, words = error.filename or folder, os.strerror(error.errno or 0)
     if error.errno in FULL:
-        free_gib = shutil.disk_usage(folder).free / 2**30 if folder.exists() else 0.0
         return (
-            f"{folder}: {words} ({free_gib:.2f} GiB free now); nothing was left half-written. Free some space, or "
-            "point RQWEN3_HOME at a larger file system, and run the same command again."
+            f"{folder}: {words} ({_size(_room(folder)[1])} free now); nothing was left half-written. Free some space, "
+            "or point RQWEN3_HOME at a larger file system, and run the same command again."
         )
     if error.errno in _NOT_ALLOWED:
         return f"{where}: {words}. Make it writable for you, or name another run root: RQWEN3_HOME, or --home DIR."

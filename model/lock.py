@@ -266,5 +266,5 @@ def _held_message(path: Path, holder: dict[str, Any] | None, why: str) -> str:
     return (
         f"{path}: held by job {holder.get('job_id')}, process {holder.get('pid')} on {holder.get('host')}, "
         f"submission {holder.get('submission')} since {holder.get('started')} ({why}). Nothing was touched. "
-        f"Wait for it to end; if it is surely dead, remove the lock: rm {path}"
+        f"Wait for it to end; if it is surely dead, remove the lock: rm {shlex.quote(str(path))}"
     )

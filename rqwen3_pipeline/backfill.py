@@ -17,6 +17,7 @@ from model.errors import ConfigError, EnvironmentProblem
 from rqwen3_pipeline.assets.common import Pipeline
 from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.corpus.selection import select_files
+from rqwen3_pipeline.corpus.stamps import tokenizer_stamp
 from rqwen3_pipeline.definitions import by_file, defs
 from rqwen3_pipeline.instance import open_instance
 from rqwen3_pipeline.settings import Settings
@@ -57,13 +58,15 @@ def submit(settings: Settings, names: Sequence[str], sources: Sequence[str], fil
     Raises:
         ConfigError: an asset, a source or a file is unknown, and the message lists the valid ones; or every asset
             names its source, and `sources` has others.
-        CorpusError: nothing is locked yet.
+        CorpusError: nothing is locked yet, or token shards are wanted and there is no tokenizer.
         EnvironmentProblem: no daemon runs on this run root.
     """
     here = Pipeline(settings)
     _require_use(names, sources)
     wanted = _by_source(names, sources or list(here.corpus.sources))
     items = select_files(here.corpus, here.lock, list(wanted), files, "--partitions")
+    if any("token_shards" in assets for assets in wanted.values()):
+        tokenizer_stamp(here.root)
     instance = open_instance(here.root)
     require_daemon(instance)
     register_partitions(instance, here.lock)

@@ -34,7 +34,7 @@ class Group(click.Group):
         except OSError as error:
             from model.files import why_not_written
 
-            words = why_not_written(error, Path(error.filename or "."))
+            words = why_not_written(error, Path(error.filename or _run_root(ctx.obj or {})))
             if words is None:
                 raise
             click.echo(f"rqwen3: {words}", err=True)
@@ -52,6 +52,13 @@ class Group(click.Group):
                 err=True,
             )
             ctx.exit(1)
+
+
+def _run_root(flags: Mapping[str, Any]) -> str:
+    """The run root that the command worked on, as far as it came to know it."""
+    import os
+
+    return str(os.environ.get("RQWEN3_HOME") or flags.get("home") or ".")
 
 
 def _with_flags(message: str, flags: Mapping[str, Any]) -> str:

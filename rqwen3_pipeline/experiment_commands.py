@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +105,7 @@ def new(settings: Settings, name: str, base: str | None, changes: Sequence[str])
     for stage, (shared, wanted) in made.shared.items():
         click.echo(f"  {stage:<10} {shared} of {wanted} pieces are shared")
     click.echo("Its corpus differs, so it has a run root of its own. Go on with:")
-    click.echo(f"  rqwen3 --profile {made.config} --home {made.root} run")
+    click.echo(f"  rqwen3 --profile {shlex.quote(str(made.config))} --home {shlex.quote(str(made.root))} run")
 
 
 def _jsonable(facts: Facts, decision: Decision) -> dict[str, Any]:

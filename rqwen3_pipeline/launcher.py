@@ -141,7 +141,9 @@ class SlurmRunLauncher(RunLauncher[Any], ConfigurableClass):
         except (SlurmUnavailable, EnvironmentProblem) as error:
             raise DagsterUserCodeUnreachableError(f"The run goes back to the queue. {error}") from error
         except (ConfigError, SlurmError) as error:
-            message = f"The run was not submitted to SLURM. {error}"
+            where = self._cluster or "no site file; set RQWEN3_CLUSTER"
+            way_out = f"What jobs ask for stands in {where}, or in tags slurm/…. What to mend there says: rqwen3 doctor"
+            message = f"The run was not submitted to SLURM. {str(error).rstrip('.')}. {way_out}"
             self._instance.report_run_failed(run, message)  # the queue would fail it without a word
             raise DagsterLaunchFailedError(message) from error
         if wanted.local:

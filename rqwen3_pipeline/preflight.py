@@ -160,7 +160,7 @@ def dry_step(asked: Asked) -> Answer:
 
 
 def scheduler(asked: Asked) -> Answer:
-    """SLURM would take a submission's job: partition, GRES, QoS, account and time go together."""
+    """SLURM would take a submission's job: partition, GRES, QoS and account go together."""
     if asked.cluster is None or asked.slurm is None:
         return "submissions are no SLURM jobs here", {}
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model.benchmarks import members
-from model.config import RunConfig
+from model.config import RunConfig, naming_the_file
 from model.config_build import build
 from model.errors import CheckpointError, ConfigError
 from model.files import canonical_json, read_json, sha256_bytes, write_json
@@ -66,6 +66,7 @@ class EvaluationConfig:
             members(name)
 
 
+@naming_the_file
 def evaluation_config(run: RunConfig) -> EvaluationConfig:
     """The `[evaluation]` section, parsed.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.config import RunConfig
+from model.config import RunConfig, naming_the_file
 from model.config_build import build
 from model.errors import CheckpointError, ConfigError
 from model.files import read_json, read_jsonl, sha256_file
@@ -56,6 +56,7 @@ class SubmissionsConfig:
             raise ConfigError(f"submissions.idle_slices = {self.idle_slices} must be at least 1")
 
 
+@naming_the_file
 def submissions_config(run: RunConfig) -> SubmissionsConfig:
     """The `[submissions]` section, parsed."""
     return build(SubmissionsConfig, run.sections.get("submissions", {}), "submissions")

@@ -66,7 +66,7 @@ _rqwen3_environment() {
   export VIRTUAL_ENV=${RQWEN3_VENV:-$RQWEN3_PROJECT/.venv}
   python=$VIRTUAL_ENV/bin/python
   version=$("$python" -c 'import platform; print(platform.python_version())') ||
-    _rqwen3_refuse "$python does not run on $HOSTNAME. Make it anew: cd $RQWEN3_PROJECT && make install" || return
+    _rqwen3_refuse "$python does not run on $HOSTNAME. Make it anew: cd $(printf %q "$RQWEN3_PROJECT") && make install" || return
   scratch=$(_rqwen3_scratch) || _rqwen3_refuse "no folder for caches can be written on $HOSTNAME; set RQWEN3_SCRATCH." || return
   cache=$scratch/rqwen3-cache-$(id -un)
   mkdir -p "$cache" && chmod 700 "$cache" ||

@@ -37,6 +37,7 @@ def corpus_promises() -> Iterator[dg.AssetCheckResult]:
     asset=final_checkpoint,
     blocking=True,
     description="The submissions together took every step once, none was lost or repeated.",
+    op_tags={"slurm/kind": "gpu"},  # as the steps of the job that goes on from here to the report
 )
 def every_step_once() -> dg.AssetCheckResult:
     """Follow the ledger from step 0 to the last one."""

@@ -34,6 +34,7 @@ def eval_scores() -> dg.MaterializeResult:
     code_version=CODE_VERSION,
     deps=["submissions"],
     partitions_def=submission_partitions,
+    op_tags={"slurm/kind": "gpu"},
 )
 def submission_scores(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
     """The configured benchmarks over the checkpoint that a submission left; each task is asked once."""

@@ -6,7 +6,12 @@ from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeli
 
 
 @dg.asset(
-    group_name="results", kinds={"html"}, owners=OWNERS, code_version=CODE_VERSION, deps=["eval_scores", "export"]
+    group_name="results",
+    kinds={"html"},
+    owners=OWNERS,
+    code_version=CODE_VERSION,
+    deps=["eval_scores", "export"],
+    op_tags={"slurm/kind": "gpu"},  # as the scores, so that one job makes export, scores and report
 )
 def evidence_report() -> dg.MaterializeResult:
     """One page with the loss curve, the funnel, the scores and the receipts, and the same as JSON."""

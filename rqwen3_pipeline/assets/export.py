@@ -6,7 +6,12 @@ from rqwen3_pipeline.assets.common import CODE_VERSION, OWNERS, metadata, pipeli
 
 
 @dg.asset(
-    group_name="results", kinds={"huggingface"}, owners=OWNERS, code_version=CODE_VERSION, deps=["final_checkpoint"]
+    group_name="results",
+    kinds={"huggingface"},
+    owners=OWNERS,
+    code_version=CODE_VERSION,
+    deps=["final_checkpoint"],
+    op_tags={"slurm/kind": "gpu"},  # as the scores, so that one job makes export, scores and report
 )
 def export() -> dg.MaterializeResult:
     """A folder that `AutoModelForCausalLM` loads without custom code: safetensors, configuration, tokenizer."""

@@ -133,7 +133,14 @@ def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[
     return found
 
 
-@dg.asset(group_name="training", kinds={"pytorch"}, owners=OWNERS, code_version=CODE_VERSION, deps=[submissions])
+@dg.asset(
+    group_name="training",
+    kinds={"pytorch"},
+    owners=OWNERS,
+    code_version=CODE_VERSION,
+    deps=[submissions],
+    op_tags={"slurm/kind": "gpu"},  # as the scores, so that one job goes from here to the report
+)
 def final_checkpoint() -> dg.MaterializeResult:
     """`final.pt`, the end of the run, verified against its sidecar's size and SHA-256."""
     from rqwen3_pipeline.training import verify_final

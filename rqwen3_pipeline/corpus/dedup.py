@@ -11,6 +11,7 @@ files alone, not on workers, order or restarts. The comparison goes by buckets, 
 # (pyarrow ships no types)
 
 import hashlib
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -279,7 +280,7 @@ def repeated(root: RunRoot, config: CorpusConfig, lock: Lock, group: str) -> lis
         if len(kept_[place]) + lost[place] != documents:
             problems.append(
                 f"{root.survivors(*place)}: {len(kept_[place]):,} survivors and {lost[place]:,} shadowed documents, of "
-                f"{documents:,}. Decide again: rm -f '{survivors_stamp_path(root, group)}' && {AGAIN}"
+                f"{documents:,}. Decide again: rm -f {shlex.quote(str(survivors_stamp_path(root, group)))} && {AGAIN}"
             )
 
     def read() -> Iterator[Digests]:
@@ -294,7 +295,7 @@ def repeated(root: RunRoot, config: CorpusConfig, lock: Lock, group: str) -> lis
     if twice:
         problems.append(
             f"{group}: {twice:,} survivors equal another one. Decide again: "
-            f"rm -f '{survivors_stamp_path(root, group)}' && {AGAIN}"
+            f"rm -f {shlex.quote(str(survivors_stamp_path(root, group)))} && {AGAIN}"
         )
     return problems
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from model.benchmarks import GROUPS as GROUPS_OF_BENCHMARKS
 from model.benchmarks import members
-from model.config import RunConfig, TrainConfig
+from model.config import RunConfig, TrainConfig, naming_the_file
 from model.config_build import build
 from model.errors import ConfigError
 from rqwen3_pipeline.corpus.hub_sources import HubSource, split_table
@@ -275,6 +275,7 @@ def _limits(source: SourceConfig) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+@naming_the_file
 def corpus_config(run: RunConfig) -> CorpusConfig:
     """Parse the section `[data]` of a run.
 

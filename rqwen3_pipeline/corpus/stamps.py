@@ -18,6 +18,7 @@ from rqwen3_pipeline.settings import RunRoot
 
 FORMAT_VERSION = 1
 AGAIN = "rqwen3 corpus build"
+MAKE_TOKENIZER = f"materialize `tokenizer` in the UI, or, without Dagster: {AGAIN}"
 FETCH = "rqwen3 sources fetch"
 
 
@@ -96,6 +97,15 @@ def required_stamp(path: Path, what: str, command: str = AGAIN) -> Stamp:
     if stamp is None:
         raise CorpusError(f"{path}: {what} is not made yet. Make it: {command}")
     return stamp
+
+
+def tokenizer_stamp(root: RunRoot) -> Stamp:
+    """The stamp of the run root's tokenizer.
+
+    Raises:
+        CorpusError: it is not made yet; the message says how to make it.
+    """
+    return required_stamp(stamp_path(root.tokenizer), str(root.tokenizer), MAKE_TOKENIZER)
 
 
 def matches(root: RunRoot, stamp: Stamp, settings: Mapping[str, Any], inputs: Mapping[str, str]) -> bool:

@@ -40,6 +40,7 @@ from rqwen3_pipeline.corpus.stamps import (
     settings_sha256,
     stamp_path,
     survivors_stamp_path,
+    tokenizer_stamp,
     tokens_stamp_path,
     verify_inputs,
     write_stamp,
@@ -75,12 +76,11 @@ def tokenize_inputs(root: RunRoot, config: CorpusConfig, source: str, key: str) 
         (root.filtered(source, key), stamp_path(root.filtered(source, key))),
         (root.digests(source, key), stamp_path(root.digests(source, key))),
         (root.survivors(source, key), survivors_stamp_path(root, group)),
-        (root.tokenizer, stamp_path(root.tokenizer)),
     ]
     inputs: dict[str, str] = {}
     for path, stamp in places:
         inputs |= input_of(root, required_stamp(stamp, str(path)), path)
-    return inputs
+    return inputs | input_of(root, tokenizer_stamp(root), root.tokenizer)
 
 
 def tokenize_file(

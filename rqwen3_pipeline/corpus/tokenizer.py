@@ -25,6 +25,7 @@ from rqwen3_pipeline.corpus.hub import fetch_tokenizer
 from rqwen3_pipeline.corpus.lock import Lock
 from rqwen3_pipeline.corpus.sources import QWEN3_SHA256, CorpusConfig
 from rqwen3_pipeline.corpus.stamps import (
+    MAKE_TOKENIZER,
     Stamp,
     begin,
     current,
@@ -66,7 +67,7 @@ def load_encoder(root: RunRoot) -> Encoder:
         CorpusError: it is not there, or not usable.
     """
     if not root.tokenizer.is_file():
-        raise CorpusError(f"{root.tokenizer}: no tokenizer yet. Make it: rqwen3 corpus build")
+        raise CorpusError(f"{root.tokenizer}: no tokenizer yet. Make it: {MAKE_TOKENIZER}")
     return _encoder_of(root.tokenizer, sha256_file(root.tokenizer))
 
 

@@ -10,6 +10,7 @@ of every shard and table, on as many threads as workers; memory stays below that
 # (pyarrow ships no types)
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Corpus:
     def repair(self, entry: dict[str, Any]) -> str:
         """The command that makes a shard's partition again."""
         stamp = tokens_stamp_path(self.root, entry["source"], entry["partition"])
-        return f"Make the partition again: rm -f '{stamp}' && {AGAIN}"
+        return f"Make the partition again: rm -f {shlex.quote(str(stamp))} && {AGAIN}"
 
     def scanned(self) -> Iterator[tuple[dict[str, Any], ShardScan]]:
         """The shards whose files can be read."""
@@ -114,7 +115,7 @@ def _tokenizer(corpus: Corpus) -> list[str]:
         is_ = f"SHA-256 {seen[:12]}…" if seen else "not there"
         problems.append(
             f"{path}: {is_}; the shards were made with {wanted[:12]}…. Bring that one back, or make all "
-            f"shards again: rm -f '{path.with_suffix('.stamp.json')}' && {AGAIN} --rebuild"
+            f"shards again: rm -f {shlex.quote(str(path.with_suffix('.stamp.json')))} && {AGAIN} --rebuild"
         )
     for entry in corpus.entries:
         made_with = str(_sidecar(corpus, entry).get("tokenizer_sha256", wanted))
@@ -150,7 +151,7 @@ def _files(corpus: Corpus) -> list[str]:
             if path.is_file() and path not in listed and not path.name.endswith(".stamp.json"):
                 shard = path.with_name(path.name.partition(".")[0] + ".bin")
                 alone = "" if shard == path or shard.is_file() else " and has no shard"
-                problems.append(f"{path}: not listed in the manifest{alone}. Delete it: rm -f '{path}'")
+                problems.append(f"{path}: not listed in the manifest{alone}. Delete it: rm -f {shlex.quote(str(path))}")
     return problems
 
 
@@ -253,7 +254,8 @@ def _unique(corpus: Corpus) -> list[str]:
             stamp = corpus.root.path / "survivors" / f"{group}.json"
             problems.append(
                 f"{group}: {count:,} documents are there twice, as (shard, document) {'; '.join(found)}. Deduplicate "
-                f"and tokenize again: rm -f '{stamp}' '{corpus.root.tokens}'/*.stamp.json && {AGAIN}"
+                f"and tokenize again: rm -f {shlex.quote(str(stamp))} "
+                f"{shlex.quote(str(corpus.root.tokens))}/*.stamp.json && {AGAIN}"
             )
     return problems
 

@@ -23,7 +23,9 @@ from rqwen3_pipeline.corpus.lock import Lock, save_lock
 from rqwen3_pipeline.corpus.pieces import Item, is_current, items_of
 from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig, budgets, corpus_config
 from rqwen3_pipeline.corpus.stamps import read_stamp, relative, stamp_path, survivors_stamp_path, tokens_stamp_path
+from rqwen3_pipeline.results import evaluation_config
 from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.training import submissions_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,9 +118,12 @@ def _parsed(text: str) -> RunConfig:
         path = Path(folder) / "config.toml"
         path.write_text(text, encoding="utf-8")
         try:
-            return load_run_config(path)
+            run = load_run_config(path)
+            for parse in (corpus_config, submissions_config, evaluation_config):
+                parse(run)
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"{path}: ", "the new configuration: ")) from error
+    return run
 
 
 def share_pieces(old: RunRoot, new: RunRoot, base: RunConfig, run: RunConfig) -> dict[str, tuple[int, int]]:

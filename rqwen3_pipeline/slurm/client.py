@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from rqwen3_pipeline.slurm import parsing
 from rqwen3_pipeline.slurm.options import JobOptions
-from rqwen3_pipeline.slurm.parsing import Job, SlurmError
+from rqwen3_pipeline.slurm.parsing import Job, Partition, SlurmError
 
 __all__ = ["Job", "Slurm", "SlurmError", "SlurmMissing", "SlurmRejected", "SlurmUnavailable", "SlurmUnclear"]
 
@@ -190,6 +190,25 @@ class Slurm:
         if answer.returncode != 0:
             raise SlurmRejected(f"sbatch would refuse such a job: {_words(answer)}")
         return " ".join((answer.stderr or answer.stdout).split())
+
+    def partitions(self) -> dict[str, Partition]:
+        """The site's partitions by name, hidden ones among them.
+
+        Raises:
+            SlurmError: SLURM does not answer, or refuses.
+        """
+        answer = self._run(["scontrol", "show", "partition", "-o", "-a"])
+        if answer.returncode != 0:
+            raise SlurmError(f"scontrol show partition failed: {_words(answer)}")
+        return parsing.scontrol_partitions(answer.stdout)
+
+    def lifts_time_limit(self, qos: str) -> bool:
+        """Whether jobs of a QoS may take longer than their partition allows; False where the accounting is silent."""
+        try:
+            answer = self._run(["sacctmgr", "-n", "-P", "show", "qos", "where", f"name={qos}", "format=flags"])
+        except SlurmUnavailable:
+            return False
+        return answer.returncode == 0 and "PartitionTimeLimit" in answer.stdout
 
     def version(self) -> str:
         """As SLURM's commands print it: `slurm 22.05.8`."""

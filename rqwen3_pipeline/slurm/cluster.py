@@ -24,7 +24,8 @@
     save_budget_seconds = 600     # for a training job to save when it is told to stop
 
 An option comes from the file, the step's tags `slurm/<key>` are stronger, the run's tags strongest. A
-step says its kind with the tag `slurm/kind`: `cpu` (the default), `gpu` or `transfer`.
+step says its kind with the tag `slurm/kind`: `cpu` (the default), `gpu` or `transfer`. The file's time is
+that of a job, however many steps it has; times that steps state themselves are summed.
 """
 
 import tomllib
@@ -35,6 +36,7 @@ from typing import Any, cast
 
 from model.errors import ConfigError
 from rqwen3_pipeline.slurm.options import RULES, check_option, combine
+from rqwen3_pipeline.slurm.parsing import duration_s
 
 PREFIX = "slurm/"
 WHERE, KIND, STOP = "where", "kind", "stop"
@@ -62,6 +64,8 @@ class Cluster:
     """Options of every job."""
     kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Options by kind of job."""
+    path: Path | None = None
+    """The file."""
 
     waits: Mapping[str, int] = field(default_factory=WAITS.copy)
     """How long the launcher waits for what, by the keys of `WAITS`."""
@@ -69,6 +73,15 @@ class Cluster:
     def options(self, kind: str) -> dict[str, str]:
         """Options of a kind of job."""
         return {**self.common, **self.kinds.get(kind, {})}
+
+    def table(self, kind: str, key: str) -> str:
+        """Where the file says an option of a kind of job, as `[options.gpu]`."""
+        return f"[options.{kind}]" if key in self.kinds.get(kind, {}) else "[options]"
+
+    @property
+    def file(self) -> str:
+        """The file, for messages."""
+        return f"{self.path} (RQWEN3_CLUSTER)" if self.path else "the file that RQWEN3_CLUSTER names"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +123,7 @@ def load_cluster(path: Path) -> Cluster:
             common=_checked(common),
             kinds={kind: _checked(options) for kind, options in kinds.items()},
             waits=_waits(_table(path, content, "launcher")),
+            path=path,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -138,6 +152,8 @@ def wish(steps: Sequence[Mapping[str, str]], run_tags: Mapping[str, str], cluste
     options = combine(
         [{key: value for key, value in one.items() if key not in CHOICES and key not in overridden} for one in asked]
     )
+    if "time" in options and not any(f"{PREFIX}time" in tags for tags in steps):
+        options["time"] = max((one["time"] for one in asked), key=lambda time: duration_s(time) or 0.0)
     return Wish(local=local, saves=saves, options={**options, **overridden})
 
 

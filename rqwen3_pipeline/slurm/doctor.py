@@ -1,32 +1,38 @@
 """Whether this host and site can run the pipeline, asked step by step; each answer says what to do.
 
-`sbatch --test-only` tells whether partition, QoS, account, GRES and time limit go together, without a
-job. The file system is tried by two processes, since its name alone does not say whether locks hold.
+`sbatch --test-only` tells whether partition, QoS, account and GRES go together, without a job. It passes
+a time above the partition's limit and a partition that is down: those are held against what scontrol says.
+The file system is tried by two processes, since its name alone does not say whether locks hold.
 Costs a dozen commands and some seconds.
 """
 
 import fcntl
+import os
 import re
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from model.errors import ConfigError, RQwen3Error
-from model.files import file_system_kind, is_network
+from model.errors import ConfigError, DiskSpaceError, RQwen3Error
+from model.files import file_system_kind, is_network, require_free_bytes, why_not_written
+from model.gpus import gpu_named
 from rqwen3_pipeline.settings import postgres_problem
 from rqwen3_pipeline.slurm.client import Slurm, SlurmError, SlurmRejected
 from rqwen3_pipeline.slurm.cluster import KINDS, LOCAL, WHERE, Cluster, wish
-from rqwen3_pipeline.slurm.options import JobOptions
+from rqwen3_pipeline.slurm.options import JobOptions, clock
+from rqwen3_pipeline.slurm.parsing import Partition
 
 OLDEST = (20, 11)
 WRITES = 200
 """Rows that each of two processes writes."""
 TRIAL_S = 60.0
+ROOM_BYTES = 1 << 30
+"""Without so much a run root is of no use; what the checkpoints take is for preflight to say."""
 
 _TRY_LOCK = """
 import fcntl, sys
@@ -73,7 +79,7 @@ def examine(home: Path, cluster: Cluster, slurm: Slurm, *, wants_slurm: bool, ha
         wants_slurm: runs are to be SLURM jobs.
         has_postgres: events go to a database, not to SQLite in the run root.
     """
-    findings = list(_of_slurm(cluster, slurm)) if wants_slurm else []
+    findings = [*_of_slurm(cluster, slurm), *_of_site(cluster)] if wants_slurm else []
     return [*findings, *_of_files(home, wants_slurm, has_postgres)]
 
 
@@ -88,7 +94,8 @@ def _of_slurm(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
     if numbers and numbers < OLDEST:
         yield _bad("SLURM", f"{version} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest that is supported.")
     else:
-        yield _good("SLURM", f"{version}; you have {len(jobs)} jobs there")
+        alive = sum(not job.phase.ended for job in jobs.values())
+        yield _good("SLURM", f"{version}; your jobs that wait or run there: {alive}")
     try:
         accounting = slurm.accounting()
     except SlurmError:
@@ -98,20 +105,81 @@ def _of_slurm(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
     else:
         why = "sacct does not answer. How a job ended is known for some minutes only (MinJobAge); keep the daemon up."
         yield Finding(what="accounting", verdict=Verdict.WARNING, said=why)
-    for kind in KINDS:
-        yield _kind(kind, cluster, slurm)
-
-
-def _kind(kind: str, cluster: Cluster, slurm: Slurm) -> Finding:
-    what = f"jobs of kind {kind}"
     try:
-        return _good(what, rehearse(kind, cluster, slurm))
+        partitions = slurm.partitions()
+    except SlurmError as error:
+        partitions = {}
+        why = f"{error}. So it is not known whether they are up, and how long jobs may take there."
+        yield Finding(what="partitions", verdict=Verdict.WARNING, said=why)
+    for kinds in _alike(cluster):
+        yield _kind(kinds, cluster, slurm, partitions)
+
+
+def _of_site(cluster: Cluster) -> Iterator[Finding]:
+    """What the site's file says that SLURM does not know."""
+    if cluster.env_file is not None:
+        path = cluster.env_file
+        if path.is_file() and os.access(path, os.R_OK):
+            yield _good("env_file", f"{path} is there")
+        else:
+            why = f"{path}: no such file that you may read; every job would end at once, with exit code 78"
+            yield _bad("env_file", f"{why}. Mend env_file in [cluster] of {cluster.file}.")
+    if cluster.gpu:
+        try:
+            yield _good("gpu", f"preflight plans for {gpu_named(cluster.gpu).name}")
+        except ConfigError as error:
+            why = str(error).removeprefix("--gpu ")
+            yield _bad("gpu", f"{why} Mend gpu in [cluster] of {cluster.file}.")
+
+
+def _alike(cluster: Cluster) -> list[list[str]]:
+    """The kinds of job, those together that ask for the same from the same tables."""
+    groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
+    for kind in KINDS:
+        asked = sorted((key, value, cluster.table(kind, key)) for key, value in cluster.options(kind).items())
+        groups.setdefault(tuple(asked), []).append(kind)
+    return list(groups.values())
+
+
+def _kind(kinds: list[str], cluster: Cluster, slurm: Slurm, partitions: Mapping[str, Partition]) -> Finding:
+    what, kind = f"jobs of kind {', '.join(kinds)}", kinds[0]
+    try:
+        said = rehearse(kind, cluster, slurm)
     except RQwen3Error as error:
         return _bad(what, str(error))
+    why = _never_starts(kind, cluster, slurm, partitions)
+    return _bad(what, why) if why else _good(what, said)
+
+
+def _never_starts(kind: str, cluster: Cluster, slurm: Slurm, partitions: Mapping[str, Partition]) -> str | None:
+    """Why such a job would be taken and never start in any of its partitions; None where one may start it."""
+    options = cluster.options(kind)
+    if options.get(WHERE) == LOCAL:
+        return None
+    time, qos = options.get("time"), options.get("qos")
+    if qos is not None and slurm.lifts_time_limit(qos):
+        time = None
+    default = [partition.name for partition in partitions.values() if partition.default]
+    named = options["partition"].split(",") if "partition" in options else default
+    problems = [_of_partition(partitions[name], time, kind, cluster) for name in named if name in partitions]
+    return " ".join(filter(None, problems)) if len(problems) == len(named) and all(problems) else None
+
+
+def _of_partition(partition: Partition, time: str | None, kind: str, cluster: Cluster) -> str | None:
+    """Why a job of that kind would never start in a partition."""
+    if partition.state != "UP":
+        mend = f"Ask the site, or name another in {cluster.table(kind, 'partition')} of {cluster.file}."
+        return f"partition {partition.name} is {partition.state}: no job starts there. {mend}"
+    asked_s = JobOptions(job_name="rqwen3-doctor", time=time).time_limit_s
+    if asked_s is not None and partition.longest_s is not None and asked_s > partition.longest_s:
+        longest = f"MaxTime {clock(partition.longest_s)} of partition {partition.name}"
+        mend = f"Mend it in {cluster.table(kind, 'time')} of {cluster.file}."
+        return f"time={time} is above {longest}: such a job would wait for ever. {mend}"
+    return None
 
 
 def rehearse(kind: str, cluster: Cluster, slurm: Slurm) -> str:
-    """What SLURM says of a job of that kind: partition, GRES, QoS, account and time limit together.
+    """What SLURM says of a job of that kind: partition, GRES, QoS and account together.
 
     Raises:
         SlurmRejected: it would not be taken; the message says what was asked for, and where that is written.
@@ -125,9 +193,17 @@ def rehearse(kind: str, cluster: Cluster, slurm: Slurm) -> str:
         wanted = wish([{}], {"slurm/kind": kind}, cluster)
         return slurm.rehearse(JobOptions(job_name="rqwen3-doctor", **wanted.options))
     except (SlurmRejected, ConfigError) as error:
-        asked = ", ".join(f"{key}={value}" for key, value in options.items()) or "the site's defaults"
-        where = f"Mend [options.{kind}] in the file that RQWEN3_CLUSTER names."
-        raise type(error)(f"{error} Asked for: {asked}. {where}") from error
+        raise type(error)(
+            f"{str(error).rstrip('.')}. Asked for: {_asked(kind, cluster)}. Mend it in {cluster.file}."
+        ) from error
+
+
+def _asked(kind: str, cluster: Cluster) -> str:
+    """The options of a kind of job, by the table that says them."""
+    tables: dict[str, list[str]] = {}
+    for key, value in cluster.options(kind).items():
+        tables.setdefault(cluster.table(kind, key), []).append(f"{key}={value}")
+    return "; ".join(f"{', '.join(said)} in {table}" for table, said in tables.items()) or "the site's defaults"
 
 
 def _of_files(home: Path, wants_slurm: bool, has_postgres: bool) -> Iterator[Finding]:
@@ -147,13 +223,19 @@ def _of_files(home: Path, wants_slurm: bool, has_postgres: bool) -> Iterator[Fin
     else:
         yield _good("run root", f"{home} lies on {kind}")
     try:
+        require_free_bytes(home, ROOM_BYTES, "a run root")
+    except DiskSpaceError as error:
+        yield _bad("free space", str(error))
+        return  # what follows writes
+    try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as folder:
             yield _locks(Path(folder))
             if not has_postgres:
                 yield _sqlite(Path(folder))
     except OSError as error:
-        yield _bad("run root", f"{home}: {error.strerror}. Point RQWEN3_HOME at a folder that you may write.")
+        words = why_not_written(error, home)
+        yield _bad("run root", words or f"{home}: {error.strerror}. Point RQWEN3_HOME at a folder that you may write.")
 
 
 def _locks(folder: Path) -> Finding:
@@ -190,12 +272,18 @@ def _sqlite(folder: Path) -> Finding:
         rows = int(database.execute("select count(*) from rows").fetchone()[0])
         database.close()
     except (sqlite3.Error, subprocess.TimeoutExpired) as error:
-        return _bad("SQLite", f"{folder.parent}: {error}. Set RQWEN3_POSTGRES_URL.")
+        return _bad("SQLite", f"{folder.parent}: {error}. {_way_out(str(error))}")
     if rows != 2 * WRITES or mode != "wal":
         said = " ".join(" ".join(complaints).split())[-300:]
         why = f"{rows} of {2 * WRITES} rows arrived, journal mode {mode}. {said}"
-        return _bad("SQLite", f"{folder.parent}: {why} Set RQWEN3_POSTGRES_URL.")
+        return _bad("SQLite", f"{folder.parent}: {why} {_way_out(said)}")
     return _good("SQLite", f"two processes wrote {rows} rows at once, and none was lost")
+
+
+def _way_out(said: str) -> str:
+    """What helps against what SQLite said: a quota shows as a full disk, whatever room there is."""
+    full = "disk is full" in said
+    return "Free some space, or ask for a larger quota." if full else "Set RQWEN3_POSTGRES_URL."
 
 
 def render(findings: list[Finding]) -> str:

@@ -142,7 +142,7 @@ def combine(steps: Sequence[Mapping[str, str]]) -> dict[str, str]:
                     f"slurm/time: {len(values)} of the run's {len(steps)} steps state one, so the job's time is not "
                     "known. State it for each step, or for the run with the tag slurm/time."
                 )
-            found[key] = values[0] if len(values) == 1 else _clock(sum(duration_s(value) or 0.0 for value in values))
+            found[key] = values[0] if len(values) == 1 else clock(sum(duration_s(value) or 0.0 for value in values))
         elif len(set(values)) > 1:
             raise ConfigError(
                 f"slurm/{key}: the run's steps ask for {' and '.join(sorted(set(values)))}, but a run is one job. "
@@ -168,7 +168,8 @@ def _most_gres(values: Sequence[str]) -> str:
     return ",".join(f"{kind}:{count}" for kind, count in counts.items())
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as SLURM writes them: `1-00:00:00`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -60,6 +60,19 @@ class Job:
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """One partition of the site."""
+
+    name: str
+    state: str
+    """`UP`, or why nothing starts there: `DOWN`, `DRAIN`, `INACTIVE`."""
+    longest_s: float | None
+    """The longest time that a job may ask for; None without a limit."""
+    default: bool
+    """Jobs go here that name none."""
+
+
 def submitted_id(text: str) -> int | None:
     """The job id in what sbatch printed, whatever a site prints around it; None when there is none."""
     found: int | None = None
@@ -99,6 +112,21 @@ def squeue_jobs(text: str) -> dict[int, Job]:
             comment=_text(comment),
         )
     return jobs
+
+
+def scontrol_partitions(text: str) -> dict[str, Partition]:
+    """The partitions in an answer of `scontrol show partition -o`, by name."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields: dict[str, str] = dict(re.findall(r"(\w+)=(\S*)", line))
+        if name := fields.get("PartitionName"):
+            found[name] = Partition(
+                name=name,
+                state=fields.get("State", ""),
+                longest_s=duration_s(fields.get("MaxTime", "")),
+                default=fields.get("Default") == "YES",
+            )
+    return found
 
 
 def scontrol_job(text: str, job_id: int) -> Job | None:

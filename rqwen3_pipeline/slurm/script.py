@@ -28,7 +28,7 @@ source {file}
 status=$?
 set -e
 if [ "$status" -ne 0 ]; then
-  say {file} "failed with exit code $status. Mend it; to try it on this host: bash" {file}
+  say {file} "failed with exit code $status. Mend it; to try it on this host:" {command}
   exit 78
 fi
 """
@@ -174,7 +174,7 @@ def render(
     lines += [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
     if env_file is not None:
         quoted = shlex.quote(str(env_file))
-        lines.append(_ENVIRONMENT.format(file=quoted))
+        lines.append(_ENVIRONMENT.format(file=quoted, command=shlex.quote(f"bash {quoted}")))
     if code is not None:
         lines.append(f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}\n")
     if folder is not None:

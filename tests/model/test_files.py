@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -166,6 +167,15 @@ def test_require_free_bytes_with_too_little_room_gives_both_figures(tmp_path: Pa
     files.require_free_bytes(tmp_path / "not" / "yet", 1, "a test")
     with pytest.raises(DiskSpaceError, match=r"GiB free, a test needs 1048576\.00 GiB"):
         files.require_free_bytes(tmp_path, 2**50, "a test")
+
+
+def test_room_of_little_is_told_in_mib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**20))
+    with pytest.raises(DiskSpaceError, match=r"3\.0 MiB free, a test needs 9\.5 MiB"):
+        files.require_free_bytes(tmp_path, 19 * 2**19, "a test")
+    said = files.why_not_written(OSError(errno.ENOSPC, "", tmp_path / "gone"), tmp_path / "gone")
+    assert said is not None
+    assert "(3.0 MiB free now)" in said
 
 
 def test_file_system_kind_of_proc_is_proc() -> None:

@@ -48,6 +48,13 @@ def test_backfill_of_two_assets_is_one_asset_backfill_a_source(settings):
         assert set(instance.get_dynamic_partitions("openwebmath_files")) == {"00000", "00001"}
 
 
+def test_backfill_of_token_shards_without_a_tokenizer_is_refused_with_both_ways_to_make_it(settings):
+    with pytest.raises(CorpusError, match=r"tokenizer\.json is not made yet\..* `tokenizer` in the UI.* rqwen3 corpus"):
+        submit(settings, ["token_shards"], ["openwebmath"], None)
+    with open_instance(settings.root) as instance:
+        assert instance.get_backfills() == []
+
+
 def test_backfill_of_some_partitions_names_those(settings):
     (one,) = submit(settings, ["raw_files/fineweb_edu"], [], "1")
     assert (one.source, one.partitions) == ("fineweb_edu", ("00001",))

@@ -40,6 +40,12 @@ def test_error_that_a_person_can_mend_is_one_sentence_and_an_exit_code(error, co
     assert said in done.output
 
 
+def test_full_disk_without_a_file_is_told_of_the_run_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("RQWEN3_HOME", str(tmp_path))
+    said = ended_by(OSError(28, "No space left on device")).output
+    assert said.startswith(f"rqwen3: {tmp_path}: No space left on device (")
+
+
 def test_error_of_another_kind_is_raised():
     assert isinstance(ended_by(ValueError("odd")).exception, ValueError)
 

@@ -9,7 +9,10 @@ import dagster as dg
 import pytest
 
 from rqwen3_pipeline.definitions import assets, by_file, defs, jobs
-from rqwen3_pipeline.settings import SOURCES
+from rqwen3_pipeline.launcher import SlurmRunLauncher
+from rqwen3_pipeline.settings import SOURCES, shipped
+from rqwen3_pipeline.slurm.cluster import KINDS, wish
+from rqwen3_pipeline.slurm.parsing import duration_s
 
 GROUPS = (
     *("sources", "raw_files", "filtered_documents", "digests", "survivors", "token_shards"),
@@ -125,3 +128,16 @@ def test_every_asset_has_a_description_group_owner_and_kind():
         assert list(spec.owners) == ["team:rqwen3"]
         assert spec.kinds
         assert spec.code_version
+
+
+@pytest.mark.parametrize("site", sorted(shipped("sbatch/clusters").glob("*.toml")), ids=lambda path: path.stem)
+def test_each_job_is_one_slurm_job_of_the_time_that_a_shipped_site_gives_its_jobs(site, tmp_path):
+    launcher = SlurmRunLauncher(home=str(tmp_path), cluster=str(site))
+    known = launcher.site()
+    longest = {duration_s(known.options(kind).get("time", "0")) for kind in KINDS}
+    with dg.DagsterInstance.ephemeral() as instance:
+        launcher.register_instance(instance)
+        for job in jobs:
+            run = instance.create_run_for_job(defs.resolve_job_def(job.name))
+            wanted = wish(launcher._step_tags(run), run.tags, known)
+            assert wanted.local or duration_s(wanted.options["time"]) in longest, job.name

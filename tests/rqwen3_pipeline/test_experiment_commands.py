@@ -1,12 +1,13 @@
 """The hand on a chain that has not begun, and what `rqwen3 experiment status` says before there is an attempt."""
 
 import json
+import shlex
 
 import pytest
 
 from model.errors import ConfigError
 from model.files import write_json
-from rqwen3_pipeline.experiment_commands import may_run, resume, show, stop
+from rqwen3_pipeline.experiment_commands import may_run, new, resume, show, stop
 from rqwen3_pipeline.settings import Settings
 from tests.rqwen3_pipeline.site import PROFILE
 
@@ -59,3 +60,13 @@ def test_show_goes_through_corpus_and_preflight_to_the_first_submission(corpus_r
     assert next_of(corpus_run, capsys)[1].startswith("preflight: it has not run. Materialize preflight in the UI")
     write_json(corpus_run.folder / "preflight.json", {"passed": True})
     assert next_of(corpus_run, capsys) == ("submit", "the first submission")
+
+
+def test_command_for_a_new_run_root_with_a_space_in_its_path_can_be_typed(tmp_path, capsys):
+    profile = tmp_path / "tiny.toml"
+    profile.write_text(PROFILE)
+    new(Settings(profile=str(profile), home=tmp_path / "a b" / "tiny"), "v3", None, ["data.oracle_documents=4"])
+    root = tmp_path / "a b" / "v3"
+    config = root / "experiments" / "v3" / "config.toml"
+    command = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(command) == ["rqwen3", "--profile", str(config), "--home", str(root), "run"]

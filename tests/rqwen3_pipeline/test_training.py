@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.config import load_run_config
 from model.errors import CheckpointError, ConfigError
 from model.files import append_jsonl, write_json
 from rqwen3_pipeline import training
 from rqwen3_pipeline.settings import RunRoot
+from tests.rqwen3_pipeline.site import PROFILE
 
 
 def record(submission, from_step, saved_step, *, code=75, lost=0, attempt=1):
@@ -105,3 +107,10 @@ def test_cancelled_is_told_from_a_job_whose_time_is_up(tmp_path, content, expect
         (tmp_path / "stop").write_text(content)
     assert training.cancelled({"RQWEN3_STOP_FILE": str(tmp_path / "stop")}) is expected
     assert training.cancelled({}) is False
+
+
+def test_bad_submissions_section_is_told_with_its_file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(PROFILE + "[submissions]\nretries = -1\n")
+    with pytest.raises(ConfigError, match=r"config\.toml: submissions\.retries = -1"):
+        training.submissions_config(load_run_config(path))

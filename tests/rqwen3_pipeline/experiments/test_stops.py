@@ -153,7 +153,7 @@ def test_full_disk_stops_the_chain_after_one_attempt_until_there_is_room(chain):
     try:
         (folder / "filler").write_bytes(bytes(8 * 2**20 - 2**17))
         assert chain.train() == 74
-        chain.stopped_by("disk_full", "small.01 ended disk full", "GiB free", "Free space")
+        chain.stopped_by("disk_full", "small.01 ended disk full", "iB free", "Free space")
         (folder / "filler").unlink()
         chain.finishes()
     finally:

@@ -114,6 +114,10 @@ def test_variation_that_fails_leaves_nothing_in_the_way(corpus_run, monkeypatch:
         ("training.learning_rate=fast", "learning_rate"),
         ("training.learning_rate.x=1", "is a value, not a section"),
         ("model.head_dim=7", "head_dim"),
+        ("submissions.retries=-1", r"the new configuration: submissions\.retries = -1"),
+        ("evaluation.items=0", r"the new configuration: evaluation\.items"),
+        ("evaluation.expectations.arc.low=2", r"the new configuration: \[evaluation\.expectations\.arc\] lacks"),
+        ("data.wikipedia.share=-1", r"the new configuration: data\.wikipedia\.share"),
     ],
 )
 def test_variation_with_an_impossible_setting_is_refused_and_nothing_is_written(corpus_run, setting, why):

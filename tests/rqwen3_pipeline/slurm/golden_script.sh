@@ -23,7 +23,7 @@ source /home/ann/env.sh
 status=$?
 set -e
 if [ "$status" -ne 0 ]; then
-  say /home/ann/env.sh "failed with exit code $status. Mend it; to try it on this host: bash" /home/ann/env.sh
+  say /home/ann/env.sh "failed with exit code $status. Mend it; to try it on this host:" 'bash /home/ann/env.sh'
   exit 78
 fi
 export PYTHONPATH=/home/ann/code/0123${PYTHONPATH:+:$PYTHONPATH}

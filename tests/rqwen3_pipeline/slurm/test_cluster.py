@@ -99,3 +99,8 @@ def test_cluster_file_that_is_wrong_is_refused_with_its_path(tmp_path, text, wor
 def test_cluster_file_that_is_missing_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="RQWEN3_CLUSTER"):
         load_cluster(tmp_path / "none.toml")
+
+
+def test_time_of_the_site_is_that_of_a_job_and_times_of_steps_are_summed(cluster):
+    assert wish([{}, {}, {}], {}, cluster).options["time"] == "4:00:00"
+    assert wish([{"slurm/time": "1:00:00"}, {}], {}, cluster).options["time"] == "0-05:00:00"

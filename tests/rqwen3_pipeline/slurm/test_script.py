@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -217,6 +218,8 @@ def test_environment_file_that_fails_ends_the_job_with_its_name(folder):
     said, _ = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 78
     assert f"{env_file} failed with exit code 1" in said
+    command = next(line for line in said.splitlines() if "to try it on this host: " in line).partition("host: ")[2]
+    assert shlex.split(command) == ["bash", str(env_file)]
     assert "ran" not in said
 
 
