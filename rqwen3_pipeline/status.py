@@ -178,8 +178,9 @@ def _next(found: dict[str, Any], run: RunConfig, command: str) -> dict[str, str 
     if experiment["other_manifest"]:
         return {"command": None, "why": experiment["other_manifest"]}
     if not experiment["finished"]:
-        unsure = holder is not None and holder["alive"] is None
-        held = f" The lock names {holder.get('host')}; look there first whether it still trains." if unsure else ""
+        held = ""
+        if holder is not None and holder["alive"] is None:
+            held = f" The lock names {holder.get('host')}; look there first whether it still trains."
         why = f"the training stands at step {experiment['steps_saved']:,} of {run.training.max_steps:,}."
         return {"command": command, "why": why + held}
     for what, key in (("the export", "exports"), ("the evaluation", "evaluations"), ("the report", "evidence")):

@@ -96,5 +96,5 @@ def test_survivors_from_changed_digests_are_refused(root, one_source):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(CorpusError, match="changed or damaged"):
+    with pytest.raises(CorpusError, match="it is damaged; its stamp was removed"):
         find_survivors(root, config, lock, "textbooks")

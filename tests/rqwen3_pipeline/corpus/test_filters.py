@@ -169,5 +169,5 @@ def test_filter_of_a_raw_file_that_was_damaged_after_it_was_fetched_is_refused(r
     data[50] ^= 1
     raw.write_bytes(bytes(data))
     (outcome,) = run_stage("filtered", root, config, lock, [("textbooks", "00000")])
-    assert "changed or damaged" in outcome.error
+    assert "it is damaged; its stamp was removed" in outcome.error
     assert not root.filtered("textbooks", "00000").exists()
