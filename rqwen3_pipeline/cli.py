@@ -61,6 +61,9 @@ def _ui_command(settings: Any) -> str:
 @click.pass_context
 def up(ctx: click.Context, port: int | None, public: bool) -> None:
     """Serve the web UI and the daemon until Ctrl-C."""
+    import warnings
+
+    warnings.filterwarnings("ignore", module="dagster")
     from rqwen3_pipeline.up import serve
 
     ctx.exit(serve(settings_of(ctx), port, public))

@@ -30,6 +30,9 @@ def _register(root: Any) -> None:
     """Tell an instance, if there is one, which files are locked now."""
     if not (root.dagster_home / "dagster.yaml").is_file():
         return
+    import warnings
+
+    warnings.filterwarnings("ignore", module="dagster")
     from rqwen3_pipeline.assets.sources import register_partitions
     from rqwen3_pipeline.corpus.lock import read_lock
     from rqwen3_pipeline.instance import open_instance
