@@ -1,7 +1,8 @@
 """What a submission ran on: every installed package with its version, the machine, its GPUs and their driver.
 
 One file a submission, `environments/<submission>-a<attempt>.json`, so that a curve that bends where a
-node or a package changed can be explained a year later. Costs a look through the installed packages,
+node or a package changed can be explained a year later. On a CPU another number of threads than before is
+told at once, since the last bits depend on it. Costs a look through the installed packages,
 and one call of nvidia-smi where there is a GPU.
 """
 
@@ -14,7 +15,9 @@ from typing import Any
 
 import torch
 
-from model.files import write_json
+from model.checkpoint import warn
+from model.errors import CorpusError
+from model.files import read_json, write_json
 from model.metrics import Attempt, provenance
 
 SMI_FIELDS = ("name", "uuid", "driver_version", "memory.total", "power.limit", "clocks.max.sm", "pcie.link.gen.max")
@@ -24,8 +27,20 @@ SMI_TIMEOUT_S = 20
 def write_environment(run_dir: Path, attempt: Attempt, device: torch.device) -> Path:
     """Write the file of one submission; returns its path."""
     path = run_dir / "environments" / f"{attempt.submission:02d}-a{attempt.attempt}.json"
+    threads, before = torch.get_num_threads(), _threads_before(path.parent)
+    if device.type == "cpu" and before not in (None, threads):
+        warn(f"{threads} threads, and the submission before had {before}: the last bits differ from here on.")
     write_json(path, {**provenance(device), **facts(device)})
     return path
+
+
+def _threads_before(folder: Path) -> Any:
+    """The number that the newest file of a folder states; None where none does."""
+    newest = max(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
+    try:
+        return None if newest is None else read_json(newest)["threads"]
+    except (CorpusError, OSError, KeyError, TypeError):
+        return None
 
 
 def facts(device: torch.device) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """TrainSession: model, optimiser and place in the data, and one optimiser step at a time.
 
 What a session does depends only on its configuration, its data and its step number: sample i of the
-run is the same window in every job, so a resumed session continues bit for bit (on a CPU; on CUDA
-under `deterministic`). A step costs `CoreConfig.flops_per_token` FLOPs per token, forward and
+run is the same window in every job, so a resumed session continues bit for bit (on a CPU with
+as many threads; on CUDA under `deterministic`). A step costs `CoreConfig.flops_per_token` FLOPs per token, forward and
 backward in micro-batches, and one pass of the optimiser.
 """
 

@@ -14,6 +14,7 @@ from rqwen3_pipeline.settings import SOURCES
     owners=OWNERS,
     code_version=CODE_VERSION,
     deps=[dg.AssetKey(["filtered_documents", source]) for source in SOURCES],
+    op_tags={"slurm/kind": "transfer"},  # a pinned one comes from the Hub
 )
 def tokenizer() -> dg.MaterializeResult:
     """Qwen3's tokenizer pinned by SHA-256, or, in the demo, a small byte-level BPE trained on the documents."""

@@ -141,3 +141,5 @@ def test_each_job_is_one_slurm_job_of_the_time_that_a_shipped_site_gives_its_job
             run = instance.create_run_for_job(defs.resolve_job_def(job.name))
             wanted = wish(launcher._step_tags(run), run.tags, known)
             assert wanted.local or duration_s(wanted.options["time"]) in longest, job.name
+            needs_internet = job.name in ("lock_sources", "train_or_pin_tokenizer") or job.name.startswith("raw_files_")
+            assert wanted.local == (needs_internet and known.options("transfer").get("where") == "local"), job.name
