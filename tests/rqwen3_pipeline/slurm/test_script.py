@@ -269,15 +269,17 @@ def test_deadline_is_the_limit_from_now_where_slurm_does_not_tell(folder):
     assert begin + 599 <= int(environment["RQWEN3_DEADLINE"]) <= time.time() + 600
 
 
-def test_deadline_is_asked_of_squeue_once(folder):
+@pytest.mark.parametrize("times", [1, 2])
+def test_deadline_is_asked_of_squeue_until_it_tells(folder, times):
     squeue = folder / "squeue"
-    squeue.write_text(f'#!/bin/bash\necho "$@" >>{folder}/asked\necho 2026-03-01T10:00:00\n')
+    answer = f"if [ $(wc -l <{folder}/asked) = {times} ]; then echo 2026-03-01T10:00:00; fi"
+    squeue.write_text(f'#!/bin/bash\necho "$@" >>{folder}/asked\n{answer}\n')
     squeue.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
     said, _ = start(write(folder, ["-c", SHOW]), PATH=path, SLURM_JOB_ID="5", TZ="UTC").communicate(timeout=PATIENCE_S)
     environment = json.loads(next(line for line in said.splitlines() if line.startswith("[{")))[0]
     assert environment["RQWEN3_DEADLINE"] == "1772359200"
-    assert (folder / "asked").read_text() == "-h -j 5 -o %e\n"
+    assert (folder / "asked").read_text() == "-h -j 5 -o %e\n" * times
 
 
 @pytest.mark.parametrize("name", ["A B", "1A", "A;B", "Ä", ""])
