@@ -181,7 +181,7 @@ def test_verify_of_a_damaged_shard_names_it_and_the_command_that_repairs_it(site
 def test_verify_before_anything_is_built_says_so(site):
     refused = rqwen3(site, "corpus", "verify")
     assert refused.returncode == 1
-    assert "no manifest. Build the corpus first: rqwen3 corpus build" in refused.stderr
+    assert "no manifest. Build the corpus first: rqwen3 --profile " in refused.stderr
 
 
 def test_build_of_a_budget_larger_than_the_corpus_says_what_to_add(site, whole):
