@@ -137,7 +137,7 @@ def _training(found: dict[str, Any], settings: Settings, instance: DagsterInstan
         key = submission_key(run.name, decision.submission)
         if is_on:
             return Step(why=f"the sensor {SENSOR} submits {key} at its next tick: {decision.reason}", beside=True)
-        return Step(in_ui=f"turn on the sensor {SENSOR}", why=f"it submits {key}: {decision.reason}")
+        return Step(in_ui=f"turn on the sensor {SENSOR}", why=f"it submits {key}: {decision.reason}", beside=True)
     reason, lift, _ = decision.reason.partition("; then: ")
     if not lift:
         return Step(in_ui="materialize preflight", why=reason)
