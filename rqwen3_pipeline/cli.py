@@ -81,7 +81,12 @@ def status(ctx: click.Context, as_json: bool) -> None:
     from rqwen3_pipeline.status import status as read_status
 
     settings = settings_of(ctx)
-    found = read_status(settings.root, settings.run_config) | {"services": services(settings.root, settings)}
+    found = read_status(settings.root, settings.run_config, settings.config_path)
+    found["services"] = services(settings.root, settings)
+    if settings.launcher == "slurm" or found["services"]["slurm"] is not None:
+        from rqwen3_pipeline.cluster_next import next_on_cluster
+
+        found["next"] = next_on_cluster(found, settings)
     click.echo(json.dumps(found, indent=1) if as_json else render(found))
 
 

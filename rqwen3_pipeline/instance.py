@@ -85,6 +85,13 @@ def open_instance(root: RunRoot) -> dg.DagsterInstance:
     return _opened(dg.DagsterInstance.get())
 
 
+def existing_instance(settings: Settings) -> dg.DagsterInstance:
+    """The instance as it lies in the run root, whatever this process's environment would make of it; writes nothing."""
+    if settings.postgres_url is not None:
+        os.environ[POSTGRES_URL] = _psycopg2(settings.postgres_url.get_secret_value())
+    return dg.DagsterInstance.from_config(str(settings.root.dagster_home))
+
+
 def open_local_instance(root: RunRoot) -> dg.DagsterInstance:
     """The same instance for runs inside this process: what they print goes to the terminal and is not captured.
 

@@ -209,7 +209,7 @@ def run_preflight(asked: Asked) -> dict[str, Any]:
 
 def first_submission_problem(root: RunRoot, name: str) -> str | None:
     """What an experiment's first submission lacks: a lock, a corpus, or a green preflight; None if nothing."""
-    if not root.lock.is_file():
+    if not root.manifest.is_file() and not root.lock.is_file():
         return f"{root.lock} is not there: no source file is locked yet. Begin with: rqwen3 sources lock"
     if not root.manifest.is_file():
         return f"{root.manifest} is not there: the corpus is not made yet. The next step is in: rqwen3 status"

@@ -29,15 +29,20 @@ PIECE_STAGES = STAGES[:-1]
 COUNTS = ("documents", "tokens", "text_bytes", "heldout_documents", "heldout_tokens")
 
 
-def status(root: RunRoot, run: RunConfig) -> dict[str, Any]:
+def status(root: RunRoot, run: RunConfig, config_path: Path) -> dict[str, Any]:
     """The state of a run root.
+
+    Args:
+        root: the run root.
+        run: the configuration.
+        config_path: the file it came from, which the next command names.
 
     Returns:
         Plain JSON values: `home`; `lock` {present, files, problem}; `stages` {stage: {source: {done,
         wanted, missing: [keys]}}} (for `survivors` by group); `sources` {source: counts of its finished
         token partitions}; `manifest` {present, sha256, tokens_used, …}; `experiments` {name: …};
         `exports`, `evaluations`, `evidence` {name: path below the root}; `disk_free_bytes`; and
-        `next` {command, why}.
+        `next` {command, why}, where runs are processes of this host; see `cluster_next` for the other case.
     """
     config = corpus_config(run)
     lock, problem = _lock(root)
@@ -61,7 +66,7 @@ def status(root: RunRoot, run: RunConfig) -> dict[str, Any]:
         "evidence": _present(root, "evidence", "index.html"),
         "disk_free_bytes": _free_bytes(root.path),
     }
-    found["next"] = _next(found, run, commands(run, root.path).run)
+    found["next"] = _next(found, run, commands(run, root.path, config_path).run)
     return jsonable(found)
 
 

@@ -167,6 +167,7 @@ def _results(status: dict[str, Any], marks: _Marks) -> str:
 
 
 def _next(step: dict[str, Any]) -> str:
-    command = step["command"] or "nothing to type"
+    in_ui = step.get("in_ui")
+    command = step["command"] or (f"in the UI, {in_ui}" if in_ui else "nothing to type")
     why = textwrap.wrap(step["why"], SCREEN_COLUMNS - 6, break_long_words=False, break_on_hyphens=False)
     return "\n      ".join((f"next: {command}", *why))

@@ -59,6 +59,7 @@ def test_show_goes_through_corpus_and_preflight_to_the_first_submission(corpus_r
     corpus_run.root.manifest.write_bytes(manifest)
     assert next_of(corpus_run, capsys)[1].startswith("preflight: it has not run. Materialize preflight in the UI")
     write_json(corpus_run.folder / "preflight.json", {"passed": True})
+    corpus_run.root.lock.unlink()  # a corpus that came from elsewhere
     assert next_of(corpus_run, capsys) == ("submit", "the first submission")
 
 

@@ -15,7 +15,7 @@ SCREEN_COLUMNS, SCREEN_LINES = 100, 40
 
 
 def look(sample):
-    found = status(sample.root, sample.run)
+    found = status(sample.root, sample.run, sample.config_path)
     json.dumps(found, allow_nan=False)
     for encoding in ("utf-8", "ascii"):
         text = render(found, encoding)
@@ -27,7 +27,7 @@ def look(sample):
 
 def test_status_of_an_empty_root_names_the_first_command_and_makes_nothing(empty_run):
     found, text = look(empty_run)
-    assert found["next"]["command"] == f"rqwen3 --home {empty_run.root.path} --profile FILE.toml run"
+    assert found["next"]["command"] == f"rqwen3 --home {empty_run.root.path} --profile {empty_run.config_path} run"
     assert found["stages"] == {}
     assert "not locked yet" in text
     assert "not begun" in text
@@ -54,7 +54,7 @@ def test_status_of_a_built_corpus_counts_like_its_manifest(corpus_run):
     assert found["manifest"]["sha256"] == sha256_file(corpus_run.root.manifest)
     assert found["manifest"]["tokens_used"] == sum(shard["tokens_used"] for shard in manifest["shards"])
     assert found["next"] == {
-        "command": f"rqwen3 --home {corpus_run.root.path} --profile FILE.toml run",
+        "command": f"rqwen3 --home {corpus_run.root.path} --profile {corpus_run.config_path} run",
         "why": "the training stands at step 0 of 200.",
     }
 
@@ -64,7 +64,7 @@ def test_status_after_a_piece_was_lost_names_it(corpus_run):
     found, text = look(corpus_run)
     assert found["stages"]["filtered"]["pes2o"]["missing"] == ["00000"]
     assert "pieces of the corpus are not made yet" in found["next"]["why"]
-    assert f"next: rqwen3 --home {corpus_run.root.path} --profile FILE.toml run" in text
+    assert f"next: rqwen3 --home {corpus_run.root.path} --profile {corpus_run.config_path} run" in text
 
 
 def test_status_without_a_manifest_says_so(corpus_run):
@@ -95,14 +95,16 @@ def test_status_of_a_killed_training_shows_saved_and_logged_steps(corpus_run):
     ("host", "command", "says"),
     [
         (socket.gethostname(), None, "submission 2 is training"),
-        ("elsewhere", "rqwen3 --home {home} --profile FILE.toml run", "The lock names elsewhere"),
+        ("elsewhere", "rqwen3 --home {home} --profile {profile} run", "The lock names elsewhere"),
     ],
 )
 def test_status_with_the_lock_held_tells_whether_somebody_trains(corpus_run, host, command, says):
     corpus_run.begin()
     write_json(corpus_run.folder / "LOCK", {"host": host, "pid": os.getpid(), "submission": 2})
     found, text = look(corpus_run)
-    assert found["next"]["command"] == (command and command.format(home=corpus_run.root.path))
+    assert found["next"]["command"] == (
+        command and command.format(home=corpus_run.root.path, profile=corpus_run.config_path)
+    )
     assert says in found["next"]["why"]
     assert ("alive" in text) == (command is None) or "can't be told" in text
 
@@ -153,7 +155,7 @@ def test_status_with_damaged_files_comes_out(finished_run):
 
 
 def test_render_without_an_encoding_that_can_draw_falls_back_to_ascii(finished_run):
-    found = status(finished_run.root, finished_run.run)
+    found = status(finished_run.root, finished_run.run, finished_run.config_path)
     assert "█" in render(found, "utf-8")
     for encoding in ("ascii", "latin-1", "no-such-encoding"):
         text = render(found, encoding)
@@ -163,7 +165,7 @@ def test_render_without_an_encoding_that_can_draw_falls_back_to_ascii(finished_r
 
 
 def test_render_aligns_its_tables(finished_run):
-    lines = render(status(finished_run.root, finished_run.run), "utf-8").splitlines()
+    lines = render(status(finished_run.root, finished_run.run, finished_run.config_path), "utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("source"))
     header, rule, *rows = lines[start : start + 5]
     assert {len(line) for line in (header, *rows)} == {len(rule)}
