@@ -28,7 +28,7 @@ def write_lines(path: Path, *records: dict) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def ledger_record(root: RunRoot, submission=1, attempt=1, code=75, reason="deadline", **more) -> None:
+def ledger_record(root: RunRoot, submission=1, attempt=1, code: int | None = 75, reason="deadline", **more) -> None:
     values = {"from_step": 0, "to_step": 9, "saved_step": 9, "ended": "2026-01-01T00:00:00+00:00", "error": None}
     record = {"submission": submission, "attempt": attempt, "exit_code": code, "stop_reason": reason, **values, **more}
     write_lines(root.experiment(NAME) / "ledger.jsonl", record)

@@ -1,6 +1,8 @@
 """Ticks of the resubmission sensor over a real instance, with runs and ledgers as they come to be."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -8,12 +10,15 @@ from dagster import DagsterRunStatus
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from model.files import write_json, write_text
+from rqwen3_pipeline.assets.common import Pipeline
+from rqwen3_pipeline.assets.submissions import _attempt
 from rqwen3_pipeline.definitions import defs
 from rqwen3_pipeline.experiments import observed
 from rqwen3_pipeline.experiments.facts import attempts_of
 from rqwen3_pipeline.experiments.observed import failure_of, runs_seen
 from rqwen3_pipeline.experiments.policy import Outcome
 from rqwen3_pipeline.sensors.resubmission import resubmission
+from rqwen3_pipeline.settings import Settings
 from rqwen3_pipeline.slurm.run_job import JobFiles
 from rqwen3_pipeline.slurm.states import State
 from tests.rqwen3_pipeline.slurm.fake import FakeSlurm, job
@@ -163,6 +168,22 @@ def test_attempt_is_told_as_it_was_when_newer_runs_exist_and_its_logs_are_read_o
     assert told[1].detail == "SLURM: job 2 was ended by SIGKILL"
     monkeypatch.setattr(observed, "failure_of", lambda *_: pytest.fail("read again"))
     assert list(attempts_of(here.root, "small", runs_seen(instance, "small", {}))) == told
+
+
+def test_attempt_launched_by_hand_that_never_began_keeps_its_place_beside_the_next(here, instance):
+    by_hand = dg.RunRequest(run_key="", partition_key="small.01")
+    pending = launch(instance, by_hand, DagsterRunStatus.STARTING)
+    instance.add_run_tags(pending.run_id, {"slurm/job_id": "94", "slurm/state": "CANCELLED"})
+    instance.report_run_failed(pending, "SLURM job 94 is CANCELLED by 1000")
+    run = launch(instance, by_hand, DagsterRunStatus.STARTED)
+    context: Any = SimpleNamespace(instance=instance, run=run, partition_key="small.01")
+    number = _attempt(context, Pipeline(Settings()), "small", 1)
+    instance.add_run_tags(run.run_id, {"rqwen3/attempt": str(number)})
+    here.end(1, 0, 80, 80, "deadline", 75, attempt=number)
+    instance.report_run_failed(run)
+    told = attempts_of(here.root, "small", runs_seen(instance, "small", {}))
+    assert [(a.place, a.outcome) for a in told] == [((1, 1), Outcome.CANCELLED), ((1, 2), Outcome.SAVED)]
+    assert told[0].detail == "SLURM job 94 is CANCELLED by 1000"
 
 
 def test_run_that_was_copied_from_a_failed_one_is_told_by_its_own_failure(here, instance):
