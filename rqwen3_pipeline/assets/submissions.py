@@ -111,8 +111,9 @@ def _attempt(context: dg.AssetExecutionContext, here: Pipeline, name: str, numbe
     told = [next_attempt(here.root, name, number), int(context.run.tags.get(ATTEMPT_TAG) or 1)]
     of_it = dg.RunsFilter(tags={"dagster/partition": context.partition_key})
     runs = ask_store(lambda: context.instance.get_runs(of_it)) or []
-    told += [1 + int(run.tags.get(ATTEMPT_TAG) or 0) for run in runs if run.run_id != context.run.run_id]
-    return max(told)
+    others = [run for run in runs if run.run_id != context.run.run_id]
+    told += [1 + int(run.tags.get(ATTEMPT_TAG) or 0) for run in others]
+    return max(*told, 1 + len(others))  # one that was launched by hand and never began has no number
 
 
 def _tag(context: dg.AssetExecutionContext, tags: dict[str, str]) -> None:

@@ -25,6 +25,8 @@ GOOD = (EXIT_FINISHED, EXIT_CONTINUE)
 KILLED = (-9, 137)
 """Exit codes of a trainer, or of its worker, that was killed without a chance to say so, perhaps before it took the
 lock."""
+KILLED_REASON = "killed"
+"""How the ledger calls a trainer that wrote nothing: its record's error is a guess of the trainer that came after."""
 STOP_REASONS = {
     "non_finite": Outcome.NOT_FINITE,
     "out_of_memory": Outcome.OUT_OF_MEMORY,
@@ -102,17 +104,23 @@ def attempts_of(root: RunRoot, name: str, runs: Iterable[RunSeen] = ()) -> tuple
             places[key] = Place(run=places.get(key, Place()).run, lock=lock)
     folder, folder_saved = root.experiment(name), saved_step(root.experiment(name)) or 0
     trained = _steps(root, name)
-    done = {key[0] for key, place in places.items() if place.record and place.record.get("exit_code") in GOOD}
+    done = {key for key, place in places.items() if place.record and place.record.get("exit_code") in GOOD}
     return tuple(
         _attempt(key, place, trained.get(key), folder_saved, _log_of(folder, key, place.run))
         for key, place in sorted(places.items())
-        if key not in live and not (key[0] in done and _found_it_done(place))
+        if key not in live and not _found_it_done(key, place, done)
     )
 
 
-def _found_it_done(place: Place) -> bool:
-    """Whether a run of a submission that ended well left no trace: it found it taken, or done, and says nothing."""
-    return place.record is None and place.lock is None and place.run is not None and not place.run.cancelled
+def _found_it_done(key: tuple[int, int], place: Place, done: Iterable[tuple[int, int]]) -> bool:
+    """Whether a run without a trace found its submission taken by the attempt that ended well, or done.
+
+    What failed before that attempt is none of those: it stays on the list.
+    """
+    if place.record is not None or place.lock is not None or place.run is None or place.run.cancelled:
+        return False
+    ended_well = [attempt for submission, attempt in done if submission == key[0]]
+    return bool(ended_well) and (place.run.exit_code == EXIT_LOCK_HELD or key[1] > min(ended_well))
 
 
 def next_attempt(root: RunRoot, name: str, submission: int) -> int:
@@ -131,9 +139,9 @@ def _locks(root: RunRoot, name: str) -> list[dict[str, Any]]:
 
 
 def _log_of(folder: Path, key: tuple[int, int], run: RunSeen | None) -> str:
-    """What the attempt's trainer said; that of its job, where it came to no trainer; nothing where there is neither."""
+    """The log of the attempt's trainer; its job's, where the trainer said nothing; neither where both are mute."""
     logs = (submission_log(folder, *key), Path(run.log) if run is not None and run.log else None)
-    return next((str(log) for log in logs if log is not None and log.is_file()), "")
+    return next((str(log) for log in logs if log is not None and log.is_file() and log.stat().st_size), "")
 
 
 def _attempt(
@@ -150,9 +158,7 @@ def _attempt(
             reached_step=None if begun is None or reached is None else int(reached),
             saved_step=int(saved or 0),
             ended_s=seconds(record.get("ended")) or (run.ended_s if run else 0.0),
-            detail=_cancelled_by(run, record)
-            if outcome is Outcome.CANCELLED
-            else telling_line(record.get("error") or (run.detail if run else "") or str(record.get("stop_reason"))),
+            detail=_cancelled_by(run, record) if outcome is Outcome.CANCELLED else _said(place),
         )
     first, last = trained or (1, None)
     begun = first - 1
@@ -164,12 +170,32 @@ def _attempt(
         reached_step=last,
         saved_step=folder_saved if lock is not None or trained else begun,
         ended_s=run.ended_s if run else 0.0,
-        detail=telling_line(
-            (lock or {}).get("error")
-            or (run and (run.memory_kill or run.detail))
-            or "the trainer vanished without a word"
-        ),
+        detail=_said(place),
     )
+
+
+def _said(place: Place) -> str:
+    """Why it ended: in its own words, else its run's and the scheduler's, else a guess."""
+    left = place.record or place.lock or {}
+    if left.get("exit_code") is not None:
+        words = (left.get("error"), place.run and place.run.detail, left.get("stop_reason"))
+    else:
+        own = "" if left.get("stop_reason") == KILLED_REASON else left.get("error")
+        words = (own, place.run and _how_it_was_ended(place.run), left.get("error"), left.get("stop_reason"))
+    return telling_line(
+        next(filter(None, words), f"{'the trainer vanished' if left else 'its run ended'} without a word")
+    )
+
+
+def _how_it_was_ended(run: RunSeen) -> str:
+    """What run and scheduler say of an attempt that could not speak for itself."""
+    if run.memory_kill:
+        return run.memory_kill
+    ended = run.state is State.CANCELLED or run.state in JOB_STATES
+    if run.state is not None and ended and run.state.value not in run.detail:
+        job = f"SLURM job {run.job_id}" if run.job_id is not None else "its job"
+        return f"{job} is {run.state.value}" + (f": {run.detail}" if run.detail else "")
+    return run.detail or ("its run was terminated" if run.cancelled else "")
 
 
 def _cancelled_by(run: RunSeen | None, record: Mapping[str, Any]) -> str:

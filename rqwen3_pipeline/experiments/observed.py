@@ -2,12 +2,14 @@
 
 One question to the instance for the experiment's runs, and one `squeue` where runs are SLURM jobs; a
 scheduler that does not answer is a fact too. The last state seen of a job is noted on its run, since
-SLURM forgets it within minutes.
+SLURM forgets it within minutes, and so is why the run failed: an event log is opened once for each
+failure, so that the tenth attempt is told as it was when it was the newest.
 """
 
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -31,6 +33,7 @@ EXPERIMENT_TAG, ATTEMPT_TAG, EXIT_CODE_TAG = "rqwen3/experiment", "rqwen3/attemp
 """By which the chain tells one attempt from the next."""
 JOB_TAG, CANCEL_TAG = "slurm/job_id", "slurm/cancel_requested"
 STATE_TAG, EXIT_TAG, NEVER_STARTS_TAG = "slurm/state", "slurm/exit_code", "slurm/never_starts"
+FAILURE_TAG, MEMORY_TAG = "slurm/failure", "slurm/memory_kill"
 INTERRUPTED = "DagsterExecutionInterruptedError"
 """What Dagster raises in a run whose process is told to end."""
 VANISHED = "VANISHED"
@@ -117,7 +120,7 @@ def runs_seen(
             tags |= _ask(instance, run, slurm)
         state = tags.get(STATE_TAG)
         log = files(run).log if files is not None else None
-        newest = run.status is DagsterRunStatus.FAILURE and record is records[-1]
+        tags |= _note_failure(instance, run, log)
         found.append(
             RunSeen(
                 run_id=run.run_id,
@@ -131,9 +134,9 @@ def runs_seen(
                 cannot_start=bool(run.tags.get(NEVER_STARTS_TAG)),
                 exit_code=exit_code_of(tags),
                 ended_s=record.end_time or 0.0,
-                detail=failure_of(instance, run.run_id) if newest else "",
+                detail=tags.get(FAILURE_TAG, ""),
                 log=str(log or ""),
-                memory_kill=memory_kill(log) if newest and log is not None else "",
+                memory_kill=tags.get(MEMORY_TAG, ""),
             )
         )
     return found
@@ -164,6 +167,25 @@ def note_state(instance: DagsterInstance, run: dg.DagsterRun, job: Job | None) -
     if any(run.tags.get(tag) != value for tag, value in noted.items()):
         instance.add_run_tags(run.run_id, noted)
     return noted
+
+
+def _note_failure(instance: DagsterInstance, run: dg.DagsterRun, log: Path | None) -> dict[str, str]:
+    """Why a run failed and whether its job was killed for its memory; tagged where the run is a job; returns the tags.
+
+    SLURM's line may come late, so that a log without it is read again. A run that was copied from another has the
+    other's tags, which don't count.
+    """
+    if run.status is not DagsterRunStatus.FAILURE:
+        return {FAILURE_TAG: "", MEMORY_TAG: ""}
+    own = bool(run.tags.get(JOB_TAG)) and run.parent_run_id is None
+    known = {tag: run.tags.get(tag, "") if own else "" for tag in (FAILURE_TAG, MEMORY_TAG)}
+    found = {
+        FAILURE_TAG: known[FAILURE_TAG] or failure_of(instance, run.run_id),
+        MEMORY_TAG: known[MEMORY_TAG] or (memory_kill(log) if log is not None else ""),
+    }
+    if own and found != known:
+        instance.add_run_tags(run.run_id, {tag: said for tag, said in found.items() if said})
+    return found
 
 
 def exit_code_of(tags: Mapping[str, str]) -> int | None:

@@ -45,8 +45,11 @@ SAVE = "save"
 KINDS = ("cpu", "gpu", "transfer")
 CHOICES = {WHERE: (LOCAL, SLURM), KIND: KINDS, STOP: (SAVE, "at_once")}
 """Tags that are no options of SLURM, and what they may say."""
-BOOKKEEPING = ("job_id", "attempt", "cancel_requested", "ended", "state", "exit_code", "never_starts", "waited_for")
-"""Tags that launcher and reconciler write."""
+BOOKKEEPING = (
+    *("job_id", "attempt", "cancel_requested", "ended", "waited_for"),
+    *("state", "exit_code", "never_starts", "failure", "memory_kill"),
+)
+"""Tags that launcher, reconciler and resubmission write."""
 WAITS = {"missing_grace_seconds": 120, "timeout_seconds": 30, "save_budget_seconds": 600}
 """Keys of [launcher], and their defaults."""
 

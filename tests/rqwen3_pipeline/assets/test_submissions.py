@@ -72,7 +72,7 @@ def test_metadata_of_numbers_that_are_none_is_text_and_of_long_text_a_file(here)
 
 
 @pytest.mark.parametrize(
-    ("tag", "others", "attempt"), [(None, [], 1), ("4", ["3"], 4), ("1", ["1", "2"], 3), (None, [None], 1)]
+    ("tag", "others", "attempt"), [(None, [], 1), ("4", ["3"], 4), ("1", ["1", "2"], 3), (None, [None], 2)]
 )
 def test_attempt_is_later_than_all_that_left_a_trace_and_none_before_what_the_run_was_told(
     corpus_run, monkeypatch, tag, others, attempt

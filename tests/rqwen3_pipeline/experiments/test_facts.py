@@ -28,7 +28,7 @@ def write_lines(path: Path, *records: dict) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def ledger_record(root: RunRoot, submission=1, attempt=1, code=75, reason="deadline", **more) -> None:
+def ledger_record(root: RunRoot, submission=1, attempt=1, code: int | None = 75, reason="deadline", **more) -> None:
     values = {"from_step": 0, "to_step": 9, "saved_step": 9, "ended": "2026-01-01T00:00:00+00:00", "error": None}
     record = {"submission": submission, "attempt": attempt, "exit_code": code, "stop_reason": reason, **values, **more}
     write_lines(root.experiment(NAME) / "ledger.jsonl", record)
@@ -180,14 +180,49 @@ def test_attempt_whose_job_was_killed_for_its_memory_says_so_in_the_schedulers_w
     assert (attempt.outcome, attempt.detail) == (Outcome.OUT_OF_MEMORY, "JobId=7 exceeded memory limit")
 
 
-def test_log_of_an_attempt_is_its_trainers_else_its_jobs_if_there_is_one(root, tmp_path):
+@pytest.mark.parametrize(
+    ("run", "detail"),
+    [
+        ({"detail": "was ended by SIGKILL"}, "was ended by SIGKILL"),
+        ({"memory_kill": "exceeded", "detail": "was ended by SIGKILL", "state": State.FAILED}, "exceeded"),
+        ({"state": State.NODE_FAIL, "job_id": 94}, "SLURM job 94 is NODE_FAIL"),
+        ({"state": State.NODE_FAIL, "job_id": 94, "detail": "interrupted"}, "SLURM job 94 is NODE_FAIL: interrupted"),
+        ({"state": State.NODE_FAIL, "detail": "job 94 is NODE_FAIL, on n1"}, "job 94 is NODE_FAIL, on n1"),
+    ],
+)
+def test_attempt_that_was_killed_is_told_alike_before_and_after_its_successor_wrote_its_record(root, run, detail):
+    seen = run_seen(**run)
+    dead_lock(root)
+    (before,) = attempts_of(root, NAME, [seen])
+    (root.experiment(NAME) / "LOCK").unlink()
+    ledger_record(root, code=None, reason="killed", error="the process vanished without a record: SIGKILL, …")
+    (after,) = attempts_of(root, NAME, [seen])
+    assert (before.outcome, before.detail) == (after.outcome, after.detail) == (before.outcome, detail)
+
+
+@pytest.mark.parametrize(
+    ("run", "detail"),
+    [
+        ({"state": State.CANCELLED, "job_id": 94}, "SLURM job 94 is CANCELLED"),
+        ({"cancelled": True}, "its run was terminated"),
+        ({}, "its run ended without a word"),
+    ],
+)
+def test_attempt_that_came_to_no_trainer_does_not_speak_of_one(root, run, detail):
+    (attempt,) = attempts_of(root, NAME, [run_seen(**run)])
+    assert attempt.detail == detail
+
+
+def test_log_of_an_attempt_is_its_trainers_else_its_jobs_if_that_says_anything(root, tmp_path):
     job, trainer = tmp_path / "attempt-1.log", root.experiment(NAME) / "logs" / "submission-01-a1.log"
     seen = [run_seen(log=str(job))]
     assert attempts_of(root, NAME, seen)[0].log == ""
-    job.touch()
-    assert attempts_of(root, NAME, seen)[0].log == str(job)
     trainer.parent.mkdir()
     trainer.touch()
+    assert attempts_of(root, NAME, seen)[0].log == ""
+    job.write_text("slurmstepd: error: exceeded memory limit")
+    assert attempts_of(root, NAME, seen)[0].log == str(job)
+    trainer.write_text("step 1")
     assert attempts_of(root, NAME, seen)[0].log == str(trainer)
 
 
@@ -216,6 +251,17 @@ def test_run_that_found_its_submission_taken_or_done_is_no_attempt(root):
     assert [a.place for a in attempts_of(root, NAME, [run_seen(1, 1), refused, again])] == [(1, 1)]
     ledger_record(root, submission=2, code=1, reason="error")
     assert [a.place for a in attempts_of(root, NAME, [run_seen(2, 2, exit_code=73)])][-1] == (2, 2)
+
+
+def test_attempt_that_failed_without_a_trace_stays_when_a_later_one_has_saved(root):
+    failed = run_seen(1, 1, exit_code=71, detail="out of memory")
+    runs = [failed, run_seen(1, 2), run_seen(1, 3)]
+    (before,) = attempts_of(root, NAME, runs[:1])
+    ledger_record(root, attempt=2)
+    after = attempts_of(root, NAME, runs)
+    assert [a.place for a in after] == [(1, 1), (1, 2)]
+    assert after[0] == before
+    assert before.outcome is Outcome.OUT_OF_MEMORY
 
 
 def test_next_attempt_counts_what_ledger_metrics_and_lock_know(root):

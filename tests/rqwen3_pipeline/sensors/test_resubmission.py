@@ -1,16 +1,25 @@
 """Ticks of the resubmission sensor over a real instance, with runs and ledgers as they come to be."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from model.files import write_json, write_text
+from rqwen3_pipeline.assets.common import Pipeline
+from rqwen3_pipeline.assets.submissions import _attempt
 from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.experiments import observed
 from rqwen3_pipeline.experiments.facts import attempts_of
 from rqwen3_pipeline.experiments.observed import failure_of, runs_seen
 from rqwen3_pipeline.experiments.policy import Outcome
 from rqwen3_pipeline.sensors.resubmission import resubmission
+from rqwen3_pipeline.settings import Settings
+from rqwen3_pipeline.slurm.run_job import JobFiles
 from rqwen3_pipeline.slurm.states import State
 from tests.rqwen3_pipeline.slurm.fake import FakeSlurm, job
 
@@ -129,6 +138,65 @@ def test_end_of_the_newest_job_is_asked_for_once_and_noted_for_good(here, instan
         assert attempt.outcome is outcome
         if state is not None:
             slurm.job = lambda job_id: pytest.fail("asked again")
+
+
+def fail_as_job(instance: dg.DagsterInstance, run: dg.DagsterRun, job_id: int, said: str, path: Path, log: str) -> None:
+    """A run whose job has printed `log` to `path`, and that failed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(log)
+    instance.add_run_tags(run.run_id, {"slurm/job_id": str(job_id), "slurm/state": "FAILED", "slurm/exit_code": "0:9"})
+    instance.report_run_failed(run, said)
+
+
+def test_attempt_is_told_as_it_was_when_newer_runs_exist_and_its_logs_are_read_once(here, instance, monkeypatch):
+    def files(run: dg.DagsterRun) -> JobFiles:
+        return JobFiles(folder=here.folder / "jobs" / run.run_id, attempt=1)
+
+    monkeypatch.setattr(instance.run_launcher, "files", files, raising=False)
+    oom = "slurmstepd: error: StepId=104.batch exceeded memory limit (9 > 8), being killed\n"
+    told = []
+    for number, log in enumerate((oom, "", oom), 1):
+        asked = dg.RunRequest(run_key=str(number), partition_key="small.01", tags={"rqwen3/attempt": str(number)})
+        run = launch(instance, asked, DagsterRunStatus.STARTED)
+        fail_as_job(instance, run, 100 + number, f"SLURM: job {number} was ended by SIGKILL", files(run).log, log)
+        attempts = attempts_of(here.root, "small", runs_seen(instance, "small", {}, slurm := FakeSlurm()))
+        told.append(attempts[-1])
+        assert list(attempts) == told
+        assert slurm.commands in ([], ["scontrol"])  # of the newest alone, if at all
+    assert [a.outcome for a in told] == [Outcome.OUT_OF_MEMORY, Outcome.LOST, Outcome.OUT_OF_MEMORY]
+    assert told[0].detail == "StepId=104.batch exceeded memory limit (9 > 8), being killed"
+    assert told[1].detail == "SLURM: job 2 was ended by SIGKILL"
+    monkeypatch.setattr(observed, "failure_of", lambda *_: pytest.fail("read again"))
+    assert list(attempts_of(here.root, "small", runs_seen(instance, "small", {}))) == told
+
+
+def test_attempt_launched_by_hand_that_never_began_keeps_its_place_beside_the_next(here, instance):
+    by_hand = dg.RunRequest(run_key="", partition_key="small.01")
+    pending = launch(instance, by_hand, DagsterRunStatus.STARTING)
+    instance.add_run_tags(pending.run_id, {"slurm/job_id": "94", "slurm/state": "CANCELLED"})
+    instance.report_run_failed(pending, "SLURM job 94 is CANCELLED by 1000")
+    run = launch(instance, by_hand, DagsterRunStatus.STARTED)
+    context: Any = SimpleNamespace(instance=instance, run=run, partition_key="small.01")
+    number = _attempt(context, Pipeline(Settings()), "small", 1)
+    instance.add_run_tags(run.run_id, {"rqwen3/attempt": str(number)})
+    here.end(1, 0, 80, 80, "deadline", 75, attempt=number)
+    instance.report_run_failed(run)
+    told = attempts_of(here.root, "small", runs_seen(instance, "small", {}))
+    assert [(a.place, a.outcome) for a in told] == [((1, 1), Outcome.CANCELLED), ((1, 2), Outcome.SAVED)]
+    assert told[0].detail == "SLURM job 94 is CANCELLED by 1000"
+
+
+def test_run_that_was_copied_from_a_failed_one_is_told_by_its_own_failure(here, instance):
+    first = launch(instance, request(instance), DagsterRunStatus.STARTED)
+    instance.add_run_tags(first.run_id, {"slurm/job_id": "7"})
+    instance.report_run_failed(first, "one thing")
+    assert runs_seen(instance, "small", {})[-1].detail == "one thing"
+    copied = {**instance.get_run_by_id(first.run_id).tags, "slurm/failure": "one thing"}
+    job_def = defs.resolve_job_def("train_submission")
+    ids = {"parent_run_id": first.run_id, "root_run_id": first.run_id}
+    again = instance.create_run_for_job(job_def, tags=copied, status=DagsterRunStatus.STARTED, **ids)
+    instance.report_run_failed(again, "another")
+    assert runs_seen(instance, "small", {})[-1].detail == "another"
 
 
 def test_tick_after_a_failure_stops_and_says_what_failed(here, instance):
