@@ -31,6 +31,7 @@ name = "chain"
 
 [data]
 heldout_one_in = 8
+allow_repeats = true
 [data.tokenizer]
 kind = "train"
 vocab_size = 300
