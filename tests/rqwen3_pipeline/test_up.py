@@ -67,7 +67,9 @@ def begun(tmp_path):
     """`rqwen3 up` just after it has started its two children, which stands for it in a terminal."""
     site = Site(tmp_path)
     site.profile.write_text('[run]\nname = "tiny"\n')
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would inherit that this is ignored
     process = subprocess.Popen(site.command("up", "--port", str(free_port())), stdout=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGHUP, before)
     process.site = site
     assert "The UI of" in process.stdout.readline()
     children = psutil.Process(process.pid).children()

@@ -268,7 +268,7 @@ def test_second_ui_on_one_run_root_is_refused_with_the_holder(fresh):
 
 
 def test_generate_without_a_model_or_a_folder_says_what_is_missing(fresh, tmp_path):
-    assert "has no checkpoint yet. Train: rqwen3 run" in one_sentence(fresh.rqwen3("generate", "--prompt", "a"))
+    assert "has no checkpoint yet. Train: rqwen3 --profile " in one_sentence(fresh.rqwen3("generate", "--prompt", "a"))
     nothing = fresh.rqwen3("generate", "--prompt", "a", "--weights", str(tmp_path / "nothing"))
     assert "no such folder" in one_sentence(nothing)
 
