@@ -246,10 +246,10 @@ def _tokenizer(run: LocalRun) -> int:
 
 
 def _is_folded(here: Pipeline) -> bool:
-    """Whether the manifest is there, and what the pieces and this configuration give."""
-    from rqwen3_pipeline.corpus.verify import manifest_defects
+    """Whether the manifest is there, and holds what this configuration wants."""
+    from rqwen3_pipeline.corpus.verify import unmet
 
-    return here.root.manifest.exists() and not manifest_defects(here.root, here.corpus, here.run.training)
+    return here.root.manifest.exists() and not unmet(here.root, here.corpus, here.run.training)
 
 
 def _submissions(run: LocalRun) -> int:

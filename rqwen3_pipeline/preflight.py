@@ -81,7 +81,7 @@ Answer = tuple[str, dict[str, Any]]
 
 
 def corpus(asked: Asked) -> Answer:
-    """The manifest was made by this configuration, and fills the budget of every source."""
+    """The manifest was made by the rules of this configuration, and holds what it wants of every source."""
     from rqwen3_pipeline.corpus.sources import corpus_config
     from rqwen3_pipeline.corpus.verify import unmet
 

@@ -282,22 +282,14 @@ def _budgets(corpus: Corpus) -> list[str]:
 
 
 def _manifest(corpus: Corpus) -> list[str]:
-    return manifest_defects(corpus.root, corpus.config, corpus.training)
-
-
-def manifest_defects(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
-    """Where the manifest or its card are not, byte for byte, what the pieces and the configuration give.
-
-    Raises:
-        CorpusError: the manifest is no JSON.
-    """
-    path, card = root.manifest, card_path(root)
+    path, card = corpus.root.manifest, card_path(corpus.root)
     try:
-        content = compose_manifest(root, config, read_lock(root), budgets(config, training))
+        lock = read_lock(corpus.root)
+        content = compose_manifest(corpus.root, corpus.config, lock, budgets(corpus.config, corpus.training))
     except (CorpusError, OSError, KeyError) as error:
         return [f"{path}: can't be folded again ({error}). Mend that, then fold it: {AGAIN}"]
     if path.read_bytes() != manifest_bytes(content):
-        where, old, new = first_difference(read_json(path), content)
+        where, old, new = first_difference(corpus.content, content)
         return [f"{path}: {where} is {old}, the pieces and the configuration give {new}. Fold it again: {AGAIN}"]
     if not card.is_file() or card.read_text(encoding="utf-8") != data_card(content):
         return [f"{card}: not the card of this manifest. Write it again: {AGAIN}"]
@@ -305,23 +297,30 @@ def manifest_defects(root: RunRoot, config: CorpusConfig, training: TrainConfig)
 
 
 def unmet(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
-    """What the manifest alone shows to be missing for a run: made by other settings, or short of tokens.
+    """What the manifest alone shows to be missing for a run: made by other settings, for less, or short of tokens.
 
-    The pieces behind it need not be there any more.
+    A run that wants less of each source than the manifest holds may share it. The pieces behind it need not be there
+    any more.
 
     Raises:
         CorpusError: there is no manifest, or it can't be read.
     """
     read_manifest(root.manifest)
     content: dict[str, Any] = read_json(root.manifest)
-    sources = content["sources"].items()
-    made = {"settings": content["settings"]}
-    made |= {"budget_tokens": {name: facts["budget_tokens"] for name, facts in sources}}
-    wanted = {"settings": manifest_settings(config), "budget_tokens": dict(budgets(config, training))}
-    if made != (wanted := json.loads(json.dumps(wanted))):
+    made, wanted = content["settings"], json.loads(json.dumps(manifest_settings(config)))
+    if made != wanted:
         where, old, new = first_difference(made, wanted)
         return [f"{root.manifest}: made with {where} = {old}, the configuration gives {new}. Make it anew: {AGAIN}"]
-    return [] if config.data.allow_repeats else list(shortfalls(content["sources"]).values())
+    short: dict[str, Any] = {}
+    for name, tokens in budgets(config, training).items():
+        facts = content["sources"][name]
+        if facts["budget_tokens"] < tokens:
+            return [
+                f"{root.manifest}: made for {facts['budget_tokens']:,} tokens of {name}, the configuration wants "
+                f"{tokens:,}. Make it anew: {AGAIN}"
+            ]
+        short[name] = facts | {"budget_tokens": tokens, "missing_tokens": tokens - facts["tokens_used"]}
+    return [] if config.data.allow_repeats else list(shortfalls(short).values())
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> tuple[str, str, str]:

@@ -51,13 +51,20 @@ def test_preflight_of_a_run_that_wants_another_corpus_is_red(asked):
     longer = dataclasses.replace(asked.run, training=dataclasses.replace(training, max_steps=10 * training.max_steps))
     said = red(dataclasses.replace(asked, run=longer))
     assert "corpus: " in said
-    assert "made with budget_tokens.fineweb_edu = " in said
+    assert "tokens of fineweb_edu, the configuration wants " in said
     for change, expected in (
         ({"heldout_one_in": 9}, "heldout_one_in = 8, the configuration gives 9"),
         ({"allow_repeats": False}, "wikipedia: the run wants 7,713 tokens, the corpus has"),
     ):
         sections = asked.run.sections | {"data": asked.run.sections["data"] | change}
         assert expected in red(dataclasses.replace(asked, run=dataclasses.replace(asked.run, sections=sections)))
+
+
+def test_preflight_of_a_run_that_wants_less_of_the_same_corpus_is_green(asked):
+    training = dataclasses.replace(asked.run.training, max_steps=60)
+    sections = asked.run.sections | {"data": asked.run.sections["data"] | {"allow_repeats": False}}
+    shorter = dataclasses.replace(asked.run, training=training, sections=sections)
+    assert run_preflight(dataclasses.replace(asked, run=shorter))["passed"]
 
 
 def test_preflight_with_a_short_shard_is_red(asked):
