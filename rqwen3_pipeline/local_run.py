@@ -247,9 +247,10 @@ def _tokenizer(run: LocalRun) -> int:
 
 def _is_folded(here: Pipeline) -> bool:
     """Whether the manifest is there, and holds what this configuration wants."""
-    from rqwen3_pipeline.corpus.verify import unmet
+    from rqwen3_pipeline.corpus.verify import made_for_less, unmet
 
-    return here.root.manifest.exists() and not unmet(here.root, here.corpus, here.run.training)
+    asked = here.root, here.corpus, here.run.training
+    return here.root.manifest.exists() and not unmet(*asked) and not made_for_less(*asked)
 
 
 def _submissions(run: LocalRun) -> int:

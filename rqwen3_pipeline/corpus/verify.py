@@ -299,8 +299,8 @@ def _manifest(corpus: Corpus) -> list[str]:
 def unmet(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
     """What the manifest alone shows to be missing for a run: made by other settings, for less, or short of tokens.
 
-    A run that wants less of each source than the manifest holds may share it. The pieces behind it need not be there
-    any more.
+    A run that wants less of each source than the manifest holds may share it, and one that may read documents again
+    any. The pieces behind it need not be there any more.
 
     Raises:
         CorpusError: there is no manifest, or it can't be read.
@@ -311,16 +311,25 @@ def unmet(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[st
     if made != wanted:
         where, old, new = first_difference(made, wanted)
         return [f"{root.manifest}: made with {where} = {old}, the configuration gives {new}. Make it anew: {AGAIN}"]
-    short: dict[str, Any] = {}
-    for name, tokens in budgets(config, training).items():
-        facts = content["sources"][name]
-        if facts["budget_tokens"] < tokens:
-            return [
-                f"{root.manifest}: made for {facts['budget_tokens']:,} tokens of {name}, the configuration wants "
-                f"{tokens:,}. Make it anew: {AGAIN}"
-            ]
-        short[name] = facts | {"budget_tokens": tokens, "missing_tokens": tokens - facts["tokens_used"]}
-    return [] if config.data.allow_repeats else list(shortfalls(short).values())
+    if config.data.allow_repeats:
+        return []
+    short = {
+        name: facts | {"budget_tokens": tokens, "missing_tokens": tokens - facts["tokens_used"]}
+        for name, tokens in budgets(config, training).items()
+        for facts in [content["sources"][name]]
+    }
+    return made_for_less(root, config, training) or list(shortfalls(short).values())
+
+
+def made_for_less(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
+    """Sources of which the manifest was made for fewer tokens than a run wants."""
+    sources = read_json(root.manifest)["sources"]
+    return [
+        f"{root.manifest}: made for {sources[name]['budget_tokens']:,} tokens of {name}, the configuration wants "
+        f"{tokens:,}. Make it anew: {AGAIN}"
+        for name, tokens in budgets(config, training).items()
+        if sources[name]["budget_tokens"] < tokens
+    ]
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> tuple[str, str, str]:

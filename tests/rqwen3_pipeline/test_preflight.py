@@ -46,25 +46,30 @@ def test_preflight_takes_the_dry_step_of_the_real_trainer(corpus_run):
     assert report["checkpoint_bytes"] > 0
 
 
-def test_preflight_of_a_run_that_wants_another_corpus_is_red(asked):
-    training = asked.run.training
-    longer = dataclasses.replace(asked.run, training=dataclasses.replace(training, max_steps=10 * training.max_steps))
-    said = red(dataclasses.replace(asked, run=longer))
-    assert "corpus: " in said
-    assert "tokens of fineweb_edu, the configuration wants " in said
-    for change, expected in (
-        ({"heldout_one_in": 9}, "heldout_one_in = 8, the configuration gives 9"),
-        ({"allow_repeats": False}, "wikipedia: the run wants 7,713 tokens, the corpus has"),
-    ):
-        sections = asked.run.sections | {"data": asked.run.sections["data"] | change}
-        assert expected in red(dataclasses.replace(asked, run=dataclasses.replace(asked.run, sections=sections)))
+def wanting(asked: Asked, max_steps: int, **data: object) -> Asked:
+    """The same, by a run of other steps and keys of [data]."""
+    training = dataclasses.replace(asked.run.training, max_steps=max_steps)
+    sections = asked.run.sections | {"data": asked.run.sections["data"] | data}
+    return dataclasses.replace(asked, run=dataclasses.replace(asked.run, training=training, sections=sections))
 
 
-def test_preflight_of_a_run_that_wants_less_of_the_same_corpus_is_green(asked):
-    training = dataclasses.replace(asked.run.training, max_steps=60)
-    sections = asked.run.sections | {"data": asked.run.sections["data"] | {"allow_repeats": False}}
-    shorter = dataclasses.replace(asked.run, training=training, sections=sections)
-    assert run_preflight(dataclasses.replace(asked, run=shorter))["passed"]
+@pytest.mark.parametrize(
+    ("max_steps", "data", "expected"),
+    [
+        (2000, {"allow_repeats": False}, "tokens of fineweb_edu, the configuration wants "),
+        (200, {"heldout_one_in": 9}, "heldout_one_in = 8, the configuration gives 9"),
+        (200, {"allow_repeats": False}, "wikipedia: the run wants 7,713 tokens, the corpus has"),
+    ],
+)
+def test_preflight_of_a_run_that_wants_another_corpus_is_red(asked, max_steps, data, expected):
+    said = red(wanting(asked, max_steps, **data))
+    assert said.startswith("corpus: ")
+    assert expected in said
+
+
+@pytest.mark.parametrize(("max_steps", "repeats"), [(60, False), (2000, True)])
+def test_preflight_of_a_run_that_wants_less_or_may_read_again_is_green(asked, max_steps, repeats):
+    assert run_preflight(wanting(asked, max_steps, allow_repeats=repeats))["passed"]
 
 
 def test_preflight_with_a_short_shard_is_red(asked):
