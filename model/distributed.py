@@ -9,6 +9,7 @@ group, by which all ranks agree whether to stop. Under torchrun alone; one proce
 """
 
 import contextlib
+import json
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from model import errors
 from model.config import TrainConfig
 from model.errors import ConfigError, OtherRankError, RQwen3Error
 from model.rqwen3 import RQwen3
@@ -100,10 +102,18 @@ class Team:
         with contextlib.suppress(RuntimeError):  # the store may be gone, with torchrun
             if not isinstance(error, RQwen3Error):
                 if self.store.check([FAILURE]):
-                    return OtherRankError(*pickle.loads(self.store.get(FAILURE)))
+                    return OtherRankError(*_retold(self.store.get(FAILURE)))
                 error.add_note(f"on rank {self.rank} of {self.size}")
-            self.store.set(FAILURE, pickle.dumps((self.rank, _portable(error))))  # pyright: ignore[reportArgumentType] bytes do
+            words = str(error) if isinstance(error, RQwen3Error) else repr(error)
+            self.store.set(FAILURE, json.dumps([self.rank, type(error).__name__, words]))
         return error
+
+
+def _retold(said: bytes) -> tuple[int, BaseException]:
+    """A rank, and the error that it failed with, from the words that it left in the store."""
+    rank, kind, words = json.loads(said)
+    known = getattr(errors, kind, None)
+    return rank, known(words) if known is not None and issubclass(known, RQwen3Error) else RQwen3Error(words)
 
 
 def _portable(error: BaseException) -> BaseException:

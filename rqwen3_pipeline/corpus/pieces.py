@@ -162,8 +162,8 @@ def work(task: Task, item: Item) -> Outcome:
 def _keep_freed_memory() -> None:
     """Let the C library keep up to `KEPT_BYTES` that a batch has freed for the next one.
 
-    By default it gives back what is above a few megabytes, and the kernel zeroes it anew, page by page: a tenth
-    of a build's CPU time. Blocks of `MAPPED_BYTES`, which only long rows take, still go back at once.
+    By default it gives back what is above a few megabytes, and the kernel zeroes it anew, page by page: some 6 % of a
+    build's CPU time. Blocks of `MAPPED_BYTES`, which only long rows take, still go back at once.
     """
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
     with contextlib.suppress(OSError, AttributeError):

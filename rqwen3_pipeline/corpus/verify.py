@@ -313,12 +313,13 @@ def unmet(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[st
         return [f"{root.manifest}: made with {where} = {old}, the configuration gives {new}. Make it anew: {AGAIN}"]
     if config.data.allow_repeats:
         return []
-    short = {
-        name: facts | {"budget_tokens": tokens, "missing_tokens": tokens - facts["tokens_used"]}
-        for name, tokens in budgets(config, training).items()
-        for facts in [content["sources"][name]]
-    }
+    short = {name: _short_of(content["sources"][name], tokens) for name, tokens in budgets(config, training).items()}
     return made_for_less(root, config, training) or list(shortfalls(short).values())
+
+
+def _short_of(facts: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """What a manifest says of a source, as if so many tokens of it had been wanted."""
+    return facts | {"budget_tokens": tokens, "missing_tokens": tokens - facts["tokens_used"]}
 
 
 def made_for_less(root: RunRoot, config: CorpusConfig, training: TrainConfig) -> list[str]:
