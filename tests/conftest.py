@@ -7,9 +7,12 @@ import pytest
 
 from tests.slurm_cluster import ClusterSettings, SlurmCluster, require_slurm
 
-# How long an example takes says nothing on a busy machine.
-hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("busy")
+# How long an example takes says nothing on a busy machine. The same commit gets the same answer each time;
+# `--hypothesis-profile explore` draws other examples.
+BUSY = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("repeatable", BUSY, derandomize=True)
+hypothesis.settings.register_profile("explore", BUSY, max_examples=500)
+hypothesis.settings.load_profile("repeatable")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in whatever a shell's script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RQWEN3_")}
+    """As from a shell: not as a part of the `make test` that may have started this."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RQWEN3_", "MAKE"))}
     return subprocess.run(["make", *arguments], cwd=clone, env=environment, capture_output=True, text=True, check=False)
 
 
