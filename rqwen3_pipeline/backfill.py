@@ -19,7 +19,7 @@ from rqwen3_pipeline.assets.sources import register_partitions
 from rqwen3_pipeline.corpus.selection import select_files
 from rqwen3_pipeline.corpus.stamps import tokenizer_stamp
 from rqwen3_pipeline.definitions import by_file, defs
-from rqwen3_pipeline.instance import open_instance
+from rqwen3_pipeline.instance import existing_instance
 from rqwen3_pipeline.settings import Settings
 
 DAEMON = "BACKFILL"
@@ -67,7 +67,7 @@ def submit(settings: Settings, names: Sequence[str], sources: Sequence[str], fil
     items = select_files(here.corpus, here.lock, list(wanted), files, "--partitions")
     if any("token_shards" in assets for assets in wanted.values()):
         tokenizer_stamp(here.root)
-    instance = open_instance(here.root)
+    instance = existing_instance(settings)
     require_daemon(instance)
     register_partitions(instance, here.lock)
     graph = defs.resolve_asset_graph()

@@ -1,11 +1,14 @@
 """`rqwen3 sources …` and `rqwen3 corpus …`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rqwen3_pipeline.cli_common import FILE, FOLDER, settings_of
+
+if TYPE_CHECKING:
+    from rqwen3_pipeline.settings import Settings
 
 
 @click.group()
@@ -23,21 +26,21 @@ def sources_lock(ctx: click.Context, folder: Path | None, update: bool) -> None:
 
     settings = settings_of(ctx, sources=folder)
     lock_sources(settings, update)
-    _register(settings.root)
+    _register(settings)
 
 
-def _register(root: Any) -> None:
+def _register(settings: "Settings") -> None:
     """Tell an instance, if there is one, which files are locked now."""
-    if not (root.dagster_home / "dagster.yaml").is_file():
+    if not (settings.root.dagster_home / "dagster.yaml").is_file():
         return
     import warnings
 
     warnings.filterwarnings("ignore", module="dagster")
     from rqwen3_pipeline.assets.sources import register_partitions
     from rqwen3_pipeline.corpus.lock import read_lock
-    from rqwen3_pipeline.instance import open_instance
+    from rqwen3_pipeline.instance import existing_instance
 
-    register_partitions(open_instance(root), read_lock(root))
+    register_partitions(existing_instance(settings), read_lock(settings.root))
 
 
 @sources.command("fetch")

@@ -29,10 +29,10 @@ def _facts(here: Pipeline, run: RunConfig) -> Facts:
     own = run.name == here.run.name
     if not (here.root.dagster_home / "dagster.yaml").is_file():
         return facts_now(here.root, run, None, None, needs_preflight=own)
-    from rqwen3_pipeline.instance import open_instance
+    from rqwen3_pipeline.instance import existing_instance
     from rqwen3_pipeline.sensors.resubmission import scheduler_of
 
-    instance = open_instance(here.root)
+    instance = existing_instance(here.settings)
     return facts_now(here.root, run, instance, scheduler_of(instance), needs_preflight=own)
 
 

@@ -86,10 +86,26 @@ def open_instance(root: RunRoot) -> dg.DagsterInstance:
 
 
 def existing_instance(settings: Settings) -> dg.DagsterInstance:
-    """The instance as it lies in the run root, whatever this process's environment would make of it; writes nothing."""
+    """The instance as it lies in the run root, whatever launcher and site this process's environment names.
+
+    Only one that was never rendered, or lies elsewhere than then, is rendered as `open_instance` does it.
+
+    Raises:
+        EnvironmentProblem: its events are in Postgres, and the environment doesn't say where.
+    """
+    home = settings.root.dagster_home
+    if not (home / "dagster.yaml").exists():
+        return open_instance(settings.root)
+    config = yaml.safe_load((home / "dagster.yaml").read_text(encoding="utf-8"))
+    if config["local_artifact_storage"]["config"]["base_dir"] != str(home):
+        return open_instance(settings.root)
     if settings.postgres_url is not None:
         os.environ[POSTGRES_URL] = _psycopg2(settings.postgres_url.get_secret_value())
-    return dg.DagsterInstance.from_config(str(settings.root.dagster_home))
+    elif "postgres" in config["storage"]:
+        raise EnvironmentProblem(
+            f"{home} keeps its events in Postgres, and {POSTGRES_URL} is not set here. Set it as for rqwen3 up."
+        )
+    return dg.DagsterInstance.from_config(str(home))
 
 
 def open_local_instance(root: RunRoot) -> dg.DagsterInstance:

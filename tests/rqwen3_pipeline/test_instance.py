@@ -10,7 +10,7 @@ from model.errors import ConfigError, EnvironmentProblem
 from rqwen3_pipeline import instance, settings
 from rqwen3_pipeline.instance import render_home
 from rqwen3_pipeline.launcher import SlurmRunLauncher
-from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.settings import RunRoot, Settings
 from rqwen3_pipeline.slurm.reconcile import Patience
 
 
@@ -87,3 +87,26 @@ def test_home_with_postgres_but_without_its_package_is_refused_with_the_command_
     with pytest.raises(EnvironmentProblem, match=rf"RQWEN3_POSTGRES_URL .* {package} .*: make install-cluster"):
         rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")
     assert not (tmp_path / "dagster" / "dagster.yaml").exists()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_instance_is_opened_as_it_was_made_by_a_shell_that_names_no_launcher(tmp_path, monkeypatch, moved):
+    home = tmp_path / "home"
+    rendered(home, LAUNCHER="slurm")
+    made = (home / "dagster" / "dagster.yaml").read_text()
+    monkeypatch.delenv("RQWEN3_LAUNCHER")
+    if moved:
+        home = home.rename(tmp_path / "elsewhere")
+    with instance.existing_instance(Settings(home=home)) as opened:
+        assert isinstance(opened.run_launcher, SlurmRunLauncher) is not moved
+        opened.get_runs_count()
+    assert ((home / "dagster" / "dagster.yaml").read_text() == made) is not moved
+    assert (home / "dagster" / "storage").is_dir()
+    assert not moved or not (tmp_path / "home").exists()
+
+
+def test_instance_in_postgres_says_that_the_environment_lacks_its_address(tmp_path, monkeypatch):
+    rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")
+    monkeypatch.delenv("RQWEN3_POSTGRES_URL")
+    with pytest.raises(EnvironmentProblem, match="RQWEN3_POSTGRES_URL is not set here"):
+        instance.existing_instance(Settings(home=tmp_path))
