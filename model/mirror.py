@@ -9,10 +9,11 @@ All files lie in the run's folder; nothing is sent anywhere.
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from model.attempts import begun_steps
 from model.errors import EnvironmentProblem
 from model.files import read_jsonl
 
@@ -69,14 +70,20 @@ def open_mirror(kind: str, run_dir: Path, name: str, from_step: int) -> Mirror:
         folder.mkdir(parents=True)
         mirror, shown = (_wandb if kind == "wandb" else _trackio)(folder, name), False
     if not shown:
-        for record in standing(read_jsonl(run_dir / "metrics.jsonl"), from_step):
+        begun = begun_steps(read_jsonl(run_dir / "ledger.jsonl"))
+        for record in standing(read_jsonl(run_dir / "metrics.jsonl"), from_step, begun):
             if values := scalars(record):
                 mirror.add(int(record["step"]), values)
     return mirror
 
 
-def standing(records: list[dict[str, Any]], from_step: int) -> list[dict[str, Any]]:
-    """The points of a run that goes on from a step, by step: superseded and abandoned ones are left out."""
+def standing(
+    records: Iterable[dict[str, Any]], from_step: int, begun: Mapping[tuple[Any, Any], int]
+) -> list[dict[str, Any]]:
+    """The points of a run that goes on from a step, by step: superseded and abandoned ones are left out.
+
+    An attempt of which `begun` does not know where it went on from did so right before its first line.
+    """
     points: dict[tuple[int, str, str], dict[str, Any]] = {}
     attempt: tuple[Any, Any] | None = None
     for record in records:
@@ -84,7 +91,8 @@ def standing(records: list[dict[str, Any]], from_step: int) -> list[dict[str, An
         if not isinstance(step, int):
             continue
         if record.get("kind") == "train" and seen != attempt:  # what others logged from here on was lost
-            attempt, points = seen, {key: point for key, point in points.items() if key[0] < step}
+            kept = min(begun.get(seen, step), step - 1)
+            attempt, points = seen, {key: point for key, point in points.items() if key[0] <= kept}
         points[step, str(record.get("kind")), str(record.get("source", ""))] = record
     return [point for key, point in sorted(points.items(), key=lambda item: item[0]) if key[0] <= from_step]
 

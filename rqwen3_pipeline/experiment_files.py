@@ -6,10 +6,12 @@ on the size of the model.
 
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.attempts import begun_steps
 from model.errors import CorpusError
 from model.files import read_json
 
@@ -109,6 +111,12 @@ def lock_holder(folder: Path) -> dict[str, Any] | None:
         return None
     record = _table(path) or {}
     return {**record, "alive": _alive(record)}
+
+
+def went_on_from(folder: Path, ledger: Sequence[dict[str, Any]]) -> dict[tuple[Any, Any], int]:
+    """The step that each attempt went on from, by submission and attempt, as its ledger and its lock tell it."""
+    holder = lock_holder(folder) or {}
+    return begun_steps((*ledger, *holder.get("predecessors", ()), holder))
 
 
 def _alive(record: dict[str, Any]) -> bool | None:

@@ -19,7 +19,15 @@ from rqwen3_pipeline.corpus.sources import STAGES, CorpusConfig, corpus_config
 from rqwen3_pipeline.corpus.stamps import read_stamp, tokens_stamp_path
 from rqwen3_pipeline.evidence.curves import effective
 from rqwen3_pipeline.evidence.readings import jsonable
-from rqwen3_pipeline.experiment_files import checkpoints, final_checkpoint, lock_holder, other_manifest, saved_step
+from rqwen3_pipeline.evidence.training import lost_at_most
+from rqwen3_pipeline.experiment_files import (
+    checkpoints,
+    final_checkpoint,
+    lock_holder,
+    other_manifest,
+    saved_step,
+    went_on_from,
+)
 from rqwen3_pipeline.settings import RunRoot
 from rqwen3_pipeline.status_text import render
 
@@ -127,10 +135,10 @@ def _manifest(root: RunRoot) -> dict[str, Any]:
 
 def _experiment(root: RunRoot, name: str, run: RunConfig, manifest_sha256: str | None) -> dict[str, Any]:
     folder = root.path / "experiments" / name
-    points = effective(read_jsonl(folder / "metrics.jsonl"), "train").points
+    ledger = read_jsonl(folder / "ledger.jsonl")
+    points = effective(read_jsonl(folder / "metrics.jsonl"), "train", went_on_from(folder, ledger)).points
     last = points[-1] if points else {}
     final = final_checkpoint(folder)
-    ledger = read_jsonl(folder / "ledger.jsonl")
     keys = ("submission", "attempt", "from_step", "to_step", "saved_step", "stop_reason", "exit_code", "lost_steps")
     return {
         "present": folder.is_dir(),
@@ -139,7 +147,9 @@ def _experiment(root: RunRoot, name: str, run: RunConfig, manifest_sha256: str |
         "max_steps": run.training.max_steps if name == run.name else None,
         "loss": last.get("loss"),
         "tokens_per_s": last.get("tokens_per_s"),
-        "submissions": [{key: record.get(key) for key in keys} for record in ledger],
+        "submissions": [
+            {**{key: record.get(key) for key in keys}, "lost_steps_at_most": lost_at_most(record)} for record in ledger
+        ],
         "checkpoints": [
             {"file": c.path.name, "step": c.step, "bytes": c.size_bytes, "whole": c.whole} for c in checkpoints(folder)
         ],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rqwen3_pipeline.evidence.words import quantity, size
+from rqwen3_pipeline.evidence.words import between, quantity, size
 from rqwen3_pipeline.services import render_services
 
 SHOWN_SUBMISSIONS = 6
@@ -129,11 +129,16 @@ def _experiment(name: str, item: dict[str, Any], marks: _Marks) -> str:
     shown = item["submissions"][-SHOWN_SUBMISSIONS:]
     if shown:
         head = ["submission", "from", "to", "saved", "lost", "exit", "stopped by"]
-        keys = ("submission", "from_step", "to_step", "saved_step", "lost_steps", "exit_code", "stop_reason")
-        rows = [[_cell(record.get(key), marks) for key in keys] for record in shown]
+        keys = ("submission", "from_step", "to_step", "saved_step", "lost", "exit_code", "stop_reason")
+        rows = [[_cell({**record, "lost": _lost(record)}.get(key), marks) for key in keys] for record in shown]
         lines.append(_table(head, rows, marks))
     lines.append(f"{_checkpoints(item)}; {_lock(item['lock'])}")
     return "\n".join(lines)
+
+
+def _lost(record: dict[str, Any]) -> str | None:
+    least = record["lost_steps"]
+    return None if least is None else between(least, record["lost_steps_at_most"])
 
 
 def _cell(value: Any, marks: _Marks) -> str:

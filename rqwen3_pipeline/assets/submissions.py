@@ -124,8 +124,11 @@ def _tag(context: dg.AssetExecutionContext, tags: dict[str, str]) -> None:
 def _receipt(context: dg.AssetExecutionContext, report: dict[str, Any]) -> dict[str, Any]:
     """What the ledger does not know: the wait in the queue, and the loss as a picture."""
     from rqwen3_pipeline.evidence.curves import effective, thin
+    from rqwen3_pipeline.experiment_files import went_on_from
 
-    curve = effective(read_jsonl(Path(report["path"]) / "metrics.jsonl"), "train")
+    folder = Path(report["path"])
+    begun = went_on_from(folder, read_jsonl(folder / "ledger.jsonl"))
+    curve = effective(read_jsonl(folder / "metrics.jsonl"), "train", begun)
     plot = curve_markdown(thin(curve.losses(), PLOT_POINTS), "training loss, nats, by step")
     found: dict[str, Any] = {"loss_plot": dg.MetadataValue.md(plot)}
     record = ask_store(lambda: context.instance.get_run_record_by_id(context.run.run_id))

@@ -11,7 +11,7 @@ from typing import Any
 from model.config import RunConfig
 from rqwen3_pipeline.evidence.curves import Curve, effective, of_source
 from rqwen3_pipeline.evidence.readings import Figure, Reader, figure, finite, number, whole
-from rqwen3_pipeline.experiment_files import lock_holder, saved_step
+from rqwen3_pipeline.experiment_files import saved_step, went_on_from
 from rqwen3_pipeline.settings import SOURCES
 
 MFU_CONVENTION = (
@@ -54,7 +54,7 @@ class Logs:
 def read_logs(reader: Reader, folder: Path) -> Logs:
     """Read an experiment's logs; missing ones are empty."""
     metrics, ledger = (reader.lines(folder / name) for name in ("metrics.jsonl", "ledger.jsonl"))
-    begun = _begun(folder, ledger)
+    begun = went_on_from(folder, ledger)
     samples = {
         step: record
         for record in reader.lines(folder / "samples.jsonl")
@@ -67,17 +67,6 @@ def read_logs(reader: Reader, folder: Path) -> Logs:
         ledger=tuple(ledger),
         samples=tuple(samples[step] for step in sorted(samples)),
     )
-
-
-def _begun(folder: Path, ledger: list[dict[str, Any]]) -> dict[tuple[Any, Any], int]:
-    """The step that each attempt went on from, by ledger and lock."""
-    holder = lock_holder(folder) or {}
-    told = (*ledger, *holder.get("predecessors", ()), holder)
-    return {
-        (record.get("submission"), record.get("attempt")): step
-        for record in told
-        if (step := whole(record.get("from_step"))) is not None
-    }
 
 
 def steps_kept(logs: Logs) -> int:
@@ -141,7 +130,7 @@ def step_ranges(steps: Sequence[int]) -> list[list[int]]:
     return ranges
 
 
-def _lost_at_most(record: dict[str, Any]) -> int | None:
+def lost_at_most(record: dict[str, Any]) -> int | None:
     """The most steps that an attempt can have lost; None where its record does not tell.
 
     A record without that figure is an older trainer's: one that wrote it itself, at its end, knew exactly.
@@ -152,7 +141,7 @@ def _lost_at_most(record: dict[str, Any]) -> int | None:
 
 def _submission_figures(logs: Logs, ledger: str, seconds: float) -> dict[str, Figure]:
     lost = [whole(record.get("lost_steps")) for record in logs.ledger]
-    most = [_lost_at_most(record) for record in logs.ledger]
+    most = [lost_at_most(record) for record in logs.ledger]
     return {
         "submissions": figure(len({record.get("submission") for record in logs.ledger}), ledger),
         "attempts": figure(len(logs.ledger), ledger),
@@ -263,4 +252,4 @@ def _submission(record: dict[str, Any], ledger: str) -> dict[str, Any]:
     tokens, seconds = whole(record.get("tokens")), finite(record.get("seconds"))
     rate = tokens / seconds if tokens and seconds else None
     told = {key: record.get(key) for key in SUBMISSION_KEYS}
-    return {**told, "lost_steps_at_most": _lost_at_most(record), "tokens_per_s": rate, "from": [ledger]}
+    return {**told, "lost_steps_at_most": lost_at_most(record), "tokens_per_s": rate, "from": [ledger]}

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from model import mirror
+from model.attempts import begun_steps
 from model.errors import EnvironmentProblem
 from model.files import append_jsonl, read_jsonl
 from model.metrics import Attempt, RunLog
@@ -33,10 +34,19 @@ def test_standing_points_leave_out_what_was_superseded_or_abandoned() -> None:
         *(line(2, step, 2.0) for step in (5, 6, 9)),
         {"kind": "save", "step": 9, "submission": 2, "attempt": 1},
     ]
-    found = [(r["step"], r["loss"]) for r in standing(records, 9) if r["kind"] == "train"]
+    found = [(r["step"], r["loss"]) for r in standing(records, 9, {}) if r["kind"] == "train"]
     assert found == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0), (9, 2.0)]
-    assert not [r for r in standing(records, 9) if r["kind"] == "heldout"]
-    assert [r["step"] for r in standing(records, 5)] == [1, 2, 3, 4, 5]
+    assert not [r for r in standing(records, 9, {}) if r["kind"] == "heldout"]
+    assert [r["step"] for r in standing(records, 5, {})] == [1, 2, 3, 4, 5]
+
+
+def test_points_of_a_lost_branch_go_though_they_were_logged_more_often_than_what_came_after() -> None:
+    records = [*(line(1, step, 1.0) for step in range(1, 9)), line(2, 8, 2.0)]
+    begun = begun_steps([{"submission": 1, "attempt": 1, "from_step": 0}, {"submission": 2, "attempt": 1}])
+    assert begun == {(1, 1): 0}
+    assert [r["step"] for r in standing(records, 8, begun)] == list(range(1, 9))
+    begun = begun_steps([{"submission": 2, "attempt": 1, "from_step": 4}])
+    assert [(r["step"], r["loss"]) for r in standing(records, 8, begun)] == [*((s, 1.0) for s in range(1, 5)), (8, 2.0)]
 
 
 def test_tensorboard_shows_one_curve_over_submissions_and_no_point_twice(tmp_path: Path) -> None:

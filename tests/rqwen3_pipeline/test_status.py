@@ -5,10 +5,11 @@ import socket
 
 import pytest
 
-from model.files import read_json, sha256_file, write_json
+from model.files import append_jsonl, read_json, sha256_file, write_json
 from rqwen3_pipeline.corpus.lock import lock_folder
 from rqwen3_pipeline.corpus.sources import corpus_config
 from rqwen3_pipeline.evidence.report import write_report
+from rqwen3_pipeline.experiment_files import went_on_from
 from rqwen3_pipeline.status import render, status
 
 SCREEN_COLUMNS, SCREEN_LINES = 100, 40
@@ -89,6 +90,21 @@ def test_status_of_a_killed_training_shows_saved_and_logged_steps(corpus_run):
     assert "80 of 200 steps saved, 90 logged" in text
     assert "damaged or unfinished: step_88.pt" in text
     assert found["next"]["why"] == "the training stands at step 80 of 200."
+
+
+def test_status_of_a_kill_between_two_logged_steps_tells_how_much_was_lost_at_most(corpus_run):
+    corpus_run.begin()
+    killed = {"submission": 1, "attempt": 1, "from_step": 0, "to_step": 80, "saved_step": 40, "stop_reason": "killed"}
+    append_jsonl(corpus_run.folder / "ledger.jsonl", {**killed, "lost_steps": 40, "lost_steps_at_most": 49})
+    assert "40 to 49" in look(corpus_run)[1]
+
+
+def test_attempts_of_a_folder_went_on_from_where_ledger_and_lock_say(corpus_run):
+    corpus_run.begin()
+    ledger = [{"submission": 1, "attempt": 1, "from_step": 0}, {"submission": 1, "attempt": 2, "from_step": None}]
+    before = {"submission": 1, "attempt": 3, "from_step": 20}
+    write_json(corpus_run.folder / "LOCK", {"submission": 2, "attempt": 1, "from_step": 40, "predecessors": [before]})
+    assert went_on_from(corpus_run.folder, ledger) == {(1, 1): 0, (1, 3): 20, (2, 1): 40}
 
 
 @pytest.mark.parametrize(
