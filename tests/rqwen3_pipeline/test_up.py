@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model.files import read_json
+from model.files import read_json, sha256_file
+from tests.browser import needs_browser, text_on
 from tests.rqwen3_pipeline.site import Site, make_site
 
 WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
@@ -139,6 +140,22 @@ def test_code_location_loads_and_all_daemons_are_healthy(served):
         return all(status["healthy"] for status in statuses if status["required"])
 
     served.wait_until(healthy, 60)
+
+
+@needs_browser
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_browser_shows_the_graph_the_figures_of_files_and_the_sensors(served):
+    def page(path):
+        return text_on(f"http://127.0.0.1:{served.port}{path}")
+
+    graph = page("/asset-groups?expanded=global@global:training,global@global:results")
+    assert {"sources", "raw_files", "survivors", "token_shards", "training", "results"} <= set(graph.split())
+    assert {"preflight", "submissions", "final_checkpoint", "evidence_report"} <= set(graph.split())
+    shown = page("/assets/manifest")
+    assert sha256_file(served.site.home / "manifest.json") in shown
+    assert "Never materialized" not in shown
+    assert {"resubmission", "slurm_reconciler", "failure_notices"} <= set(page("/automation").split())
 
 
 @pytest.mark.long
