@@ -200,9 +200,9 @@ class _Trainer:
     def _make_up(self, session: TrainSession) -> None:
         """Evaluate and sample where the run stands, if that is due and not on record."""
         step = session.step
-        if self._due(step, self.config.eval_every_steps) and not self.log.has("metrics.jsonl", step, "heldout"):
+        if self._due(step, self.config.eval_every_steps) and not self.log.has_heldout(step):
             self._evaluate(session)
-        if (step == 0 or self._due(step, self.config.sample_every_steps)) and not self.log.has("samples.jsonl", step):
+        if (step == 0 or self._due(step, self.config.sample_every_steps)) and not self.log.has_sample(step):
             self._sample(session)
 
     def _due(self, step: int, every_steps: int) -> bool:
@@ -340,8 +340,8 @@ class _Trainer:
         if reason != "finished":
             return reason
         self._make_up(session)
-        evaluated = not self.streams or self.log.has("metrics.jsonl", session.step, "heldout")
-        if not evaluated or not self.log.has("samples.jsonl", session.step):
+        evaluated = not self.streams or self.log.has_heldout(session.step)
+        if not evaluated or not self.log.has_sample(session.step):
             return str(self.stop.reason)
         phases.enter("final", session.step)
         self.team.first_does(self._name_final)
