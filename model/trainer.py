@@ -383,5 +383,7 @@ class _Trainer:
     def _settle(self) -> None:
         """Write the records that killed trainers could not write, which the lock stands for until then."""
         if self.lock.predecessors:
-            settle(self.submission.run_dir, self.lock.predecessors, self.config)
+            kept = self.submission.run_dir / "config.toml"  # theirs: the one given may yet be refused
+            config = load_run_config(kept).training if kept.exists() else self.config
+            settle(self.submission.run_dir, self.lock.predecessors, config)
             self.lock.update(predecessors=[])

@@ -88,6 +88,14 @@ def test_evaluation_of_which_a_kill_left_some_lines_is_made_up(tiny) -> None:
     assert [line["source"] for line in lines if line["submission"] == 2] == ["wikipedia", "textbooks", "all"]
 
 
+def test_killed_trainer_is_recorded_in_its_own_configuration_by_one_that_is_refused_for_another(tiny) -> None:
+    killed(tiny, 1, AFTER_11)
+    tiny.set(accumulation=4, max_steps=11)
+    assert train(tiny, submission=2) == 2
+    names = ("submission", "to_step", "tokens", "lost_steps", "lost_steps_at_most")
+    assert ledger(tiny, *names) == [(1, 11, 11 * 256, 3, 4), (2, None, 0, 0, 0)]
+
+
 def test_record_of_a_killed_trainer_that_finds_no_room_is_left_to_the_next_one(
     tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
