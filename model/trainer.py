@@ -79,7 +79,7 @@ class _Trainer:
         self.eval_s, self.sample_s, self.last_save = 0.0, 0.0, 0.0
         self.from_step = None if checkpoint.steps_in(self.folder) else 0  # until one of them is loaded
         self.skips = 0
-        self.unrecorded = False
+        self.unrecorded = True
         self.pace = Pace()
 
     def run(self) -> int:
@@ -107,7 +107,11 @@ class _Trainer:
 
     def _failed(self, error: BaseException) -> None:
         """Let a save in the background end, then leave a record, as far as the disk allows."""
-        if (why := self.saver.wait()) is not None:
+        try:
+            why = self.saver.wait()
+        except OSError as unlogged:
+            why = f"{self.submission.run_dir}/metrics.jsonl: no line of the last save could be written: {unlogged}"
+        if why is not None:
             checkpoint.warn(why)
         text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
         try:
@@ -370,7 +374,6 @@ class _Trainer:
             "checkpoint": saved.summary() if saved else None,
             "error": error,
         }
-        self.unrecorded = True
         try:
             self.log.ledger(record)
         except OSError as unwritten:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from model import checkpoint, dry_step, pretrain, snapshot
+from model import checkpoint, dry_step, metrics, pretrain, snapshot
 from model.files import read_json, read_jsonl, write_json
 from model.metrics import RunLog
 from model.session import TrainSession
@@ -227,6 +227,29 @@ def test_end_that_no_record_tells_of_leaves_the_lock_from_which_the_next_one_mak
     assert (lost["stop_reason"], lost["from_step"], lost["to_step"], lost["saved_step"]) == ("disk_full", 0, 6, 4)
     assert (lost["exit_code"], lost["error"]) == (74, "OSError: [Errno 28] No space left on device")
     assert (lost["lost_steps"], finished["from_step"], finished["exit_code"]) == (2, 4, 0)
+
+
+def test_save_that_ends_on_a_disk_grown_full_since_costs_the_record_no_word(
+    tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more fits from step 7 on, not even the line that the save of step 6, in the background, has ended."""
+    append = metrics.append_jsonl
+
+    def refuse(path: Path, record: dict[str, Any]) -> None:
+        if path.name == "ledger.jsonl" or record.get("step") == 7 or record.get("kind") == "save":
+            raise OSError(28, "No space left on device")
+        append(path, record)
+
+    tiny.set(save_every_steps=6)
+    monkeypatch.setattr(metrics, "append_jsonl", refuse)
+    assert train(tiny) == 74
+    monkeypatch.undo()
+    holder = read_json(tiny.run_dir / "LOCK")  # of this very process, which lives on
+    assert (holder["stop_reason"], holder["exit_code"]) == ("disk_full", 74)
+    write_json(tiny.run_dir / "LOCK", holder | {"pid_start": 1})
+    assert train(tiny, submission=2) == 0
+    lost, _ = read_jsonl(tiny.run_dir / "ledger.jsonl")
+    assert (lost["stop_reason"], lost["to_step"], lost["saved_step"], lost["lost_steps"]) == ("disk_full", 6, 6, 0)
 
 
 def test_evaluation_that_would_not_end_in_time_is_left_to_the_next_submission(
