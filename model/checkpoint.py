@@ -190,10 +190,13 @@ def verify(path: Path) -> SavedCheckpoint:
         raise CheckpointError(f"{path}: its sidecar {beside.name} is missing or unreadable ({error!r})") from error
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
-    size_bytes = path.stat().st_size
-    if size_bytes != expected_bytes:
+    try:
+        size_bytes = path.stat().st_size
+        digest = sha256_file(path) if size_bytes == expected_bytes else None
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({error})") from error
+    if digest is None:
         raise CheckpointError(f"{path}: {size_bytes:,} bytes, its sidecar says {expected_bytes:,}; the write was cut")
-    digest = sha256_file(path)
     if digest != expected_digest:
         raise CheckpointError(
             f"{path}: SHA-256 {digest[:12]}…, its sidecar says {expected_digest[:12]}…; it is damaged"
