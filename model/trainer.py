@@ -133,14 +133,14 @@ class _Trainer:
             checkpoint.warn(f"no held-out document of {', '.join(missing)}: no held-out loss there.")
         checked = sum(len(stream.text_bytes) for stream in self.streams)
         say(f"held-out: the tokens of all {checked:,} documents stand for exactly the bytes of their texts")
-        needed_bytes = 2 * checkpoint_bytes(self.run_config.model)
-        self.team.first_does(lambda: require_free_bytes(self.folder, needed_bytes, "two checkpoints"))
         session = TrainSession(self.run_config, windows, self.team)
         self.provenance = {**metrics.provenance(session.device), "processes": self.team.size}
         if self.config.dry_step:
             self._dry_step(session)
         with phases.within("resume"):
             self._resume(session)
+        needed_bytes = 2 * checkpoint_bytes(self.run_config.model)  # beside what retention has just left
+        self.team.first_does(lambda: require_free_bytes(self.folder, needed_bytes, "two checkpoints"))
         self.team.first_does(lambda: self._open_records(session))
         introduce(self.run_config, session, threads)
         return session

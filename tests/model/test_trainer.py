@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from model import checkpoint, dry_step, metrics, pretrain, snapshot
+from model import checkpoint, dry_step, files, metrics, pretrain, snapshot
 from model.files import read_json, read_jsonl, write_json
+from model.memory import checkpoint_bytes
 from model.metrics import RunLog
 from model.session import TrainSession
 from tests.model.conftest import REPOSITORY
@@ -171,6 +173,23 @@ def test_disk_that_stays_full_ends_the_run_in_words_with_the_old_checkpoint_whol
     assert (record["stop_reason"], record["exit_code"], record["saved_step"]) == ("disk_full", 74, 4)
     monkeypatch.undo()
     assert train(tiny, submission=2) == 0
+
+
+def test_room_that_retention_makes_at_the_start_is_counted(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for one more checkpoint, and a `keep_last` that was lowered for that."""
+    tiny.set(save_every_steps=2, keep_last=4)
+    assert train(tiny, "--until-step", "8") == 75
+    held = sum(path.stat().st_size for path in tiny.checkpoints.iterdir())
+    capacity_bytes = held + 3 * checkpoint_bytes(tiny.config.model) // 2
+
+    def usage(folder: Path) -> Any:
+        used_bytes = sum(path.stat().st_size for path in tiny.checkpoints.iterdir())
+        return SimpleNamespace(free=capacity_bytes - used_bytes)
+
+    monkeypatch.setattr(files.shutil, "disk_usage", usage)
+    assert train(tiny, submission=2) == 74
+    tiny.set(keep_last=1)
+    assert train(tiny, submission=3) == 0
 
 
 def test_run_folder_that_takes_no_byte_is_an_error_in_words(tiny) -> None:
