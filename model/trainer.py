@@ -12,6 +12,7 @@ import traceback
 
 from model import checkpoint, dry_step, lock, metrics, phases
 from model.bits_per_byte import heldout_streams
+from model.checkpoint import SavedCheckpoint
 from model.config import RunConfig, load_run_config
 from model.console import Pace, clock, heldout_line, introduce, say
 from model.distributed import Team, join, leave
@@ -178,14 +179,19 @@ class _Trainer:
         if saved is None:
             say(f"no checkpoint in {self.folder}: starting from step 0")
         else:
-            self.saver.damaged.update(step for step in steps if step > saved.step)
             session.restore(saved, other_data=self.submission.accept_other_data)
-            # of which a kill may have deprived it
-            self.team.first_does(lambda: checkpoint.prune(self.folder, self.config, saved))
+            newer = [step for step in steps if step > saved.step]
+            self.team.first_does(lambda: self._tidy(saved, newer))
             say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
         begun = {"from_step": session.step, "log_every_steps": self.config.log_every_steps}
         self.team.first_does(lambda: self.lock.update(**begun))
+
+    def _tidy(self, saved: SavedCheckpoint, damaged: list[int]) -> None:
+        """Do for retention what it can't know, and what a kill may have deprived it of."""
+        for step in damaged:
+            checkpoint.set_aside(checkpoint.step_path(self.folder, step))
+        checkpoint.prune(self.folder, self.config, saved)
 
     def _loop(self, session: TrainSession) -> str:
         """Train; returns `finished`, `until_step`, or the reason to stop."""

@@ -151,7 +151,11 @@ def test_checkpoint_that_the_start_found_damaged_never_costs_a_good_one_its_plac
     assert train(tiny, "--until-step", "8", submission=2) == 75
     assert "step_6.pt: SHA-256" in capsys.readouterr().err
     assert checkpoint.steps_in(tiny.checkpoints) == [4, 6, 8]
+    assert train(tiny, "--until-step", "8", submission=3) == 75  # which meets no damaged one on its way
+    assert checkpoint.steps_in(tiny.checkpoints) == [4, 6, 8]
     assert newest.read_bytes() == data
+    assert train(tiny, submission=4) == 0
+    assert checkpoint.steps_in(tiny.checkpoints) == [6, 8, 12]
 
 
 def test_disk_that_stays_full_ends_the_run_in_words_with_the_old_checkpoint_whole(
