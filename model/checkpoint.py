@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,10 +190,13 @@ def verify(path: Path) -> SavedCheckpoint:
         raise CheckpointError(f"{path}: its sidecar {beside.name} is missing or unreadable ({error!r})") from error
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
-    size_bytes = path.stat().st_size
-    if size_bytes != expected_bytes:
+    try:
+        size_bytes = path.stat().st_size
+        digest = sha256_file(path) if size_bytes == expected_bytes else None
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({error})") from error
+    if digest is None:
         raise CheckpointError(f"{path}: {size_bytes:,} bytes, its sidecar says {expected_bytes:,}; the write was cut")
-    digest = sha256_file(path)
     if digest != expected_digest:
         raise CheckpointError(
             f"{path}: SHA-256 {digest[:12]}…, its sidecar says {expected_digest[:12]}…; it is damaged"
@@ -296,18 +299,22 @@ def to_delete(steps: Iterable[int], config: TrainConfig) -> list[int]:
     return [s for s in ordered if s not in kept and s != config.keep_first_step and s % config.keep_every_steps]
 
 
-def prune(
-    folder: Path, config: TrainConfig, newest: SavedCheckpoint, damaged: Collection[int] = frozenset()
-) -> list[int]:
+def set_aside(path: Path) -> None:
+    """Take the sidecar from a checkpoint that was found damaged, aloud: it counts no more, and nothing removes it."""
+    beside = sidecar_path(path)
+    with contextlib.suppress(FileNotFoundError):
+        beside.replace(aside := beside.with_name(f"{beside.name}.damaged"))
+        warn(f"{path}: counts as damaged from now on; its sidecar is now {aside.name}.")
+
+
+def prune(folder: Path, config: TrainConfig, newest: SavedCheckpoint) -> list[int]:
     """Remove what retention lets go, up to the step just verified; returns the removed steps.
 
-    A file whose step is among the `damaged`, or without a sidecar of its size, fills none of the last
-    `keep_last` places and is left for the user to look at. A sidecar without a file is what a kill left,
-    and goes.
+    A file without a sidecar of its size is damaged: it fills none of the last `keep_last` places, and
+    it is left for the user to look at. A sidecar without a file is what a kill left, and goes.
     """
     phases.enter("prune", newest.step)
-    steps = [step for step in steps_in(folder) if step <= newest.step and step not in damaged]
-    good = [step for step in steps if _size_agrees(step_path(folder, step))]
+    good = [step for step in steps_in(folder) if step <= newest.step and _size_agrees(step_path(folder, step))]
     removed = to_delete(good, config)
     for step in removed:
         step_path(folder, step).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from model.errors import CorpusError, DiskSpaceError, EnvironmentProblem, LockHeldError
-from model.process import boot_id, pid_namespace, process_start
+from model.process import boot_id, has_ended, pid_namespace, process_start
 
 CHUNK_BYTES = 1024 * 1024
 """Read at a time where a whole file is read: what still lies in the cache when it is hashed."""
@@ -71,7 +71,7 @@ def _left(temporary: Path) -> bool:
     """
     writer = _WRITER.search(temporary.name)
     if writer is not None and writer[1] == _machine():
-        return (process_start(int(writer[2])) or 0) != int(writer[3])
+        return has_ended(int(writer[2]), int(writer[3]) or None)
     return time.time() - temporary.stat().st_ctime > LEFT_S  # linking, which keeps a file's mtime, sets this
 
 

@@ -55,19 +55,23 @@ def main(arguments: list[str] | None = None) -> int:
             torchrun(["--signals-to-handle", "SIGQUIT", *given])  # the others are passed on
         except ChildFailedError:
             return next((code for code in _told(file) if code not in GOOD), 1)
+        finally:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # the code is settled
         return next(reversed(_told(file)), 1)
 
 
 def _told(file: Path) -> list[int]:
     """How trainers of this node ended, in the order in which they did."""
-    return [int(line) for line in file.read_text(encoding="ascii").split()] if file.exists() else []
+    return [int(line) for line in file.read_text(encoding="ascii").split()] if file.is_file() else []
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
-    """Hand a signal to the trainers; with none started yet there is nothing to save."""
+    """Hand a signal to the trainers; with none started yet there is nothing to save, and ended ones have said how."""
     trainers = psutil.Process().children()
     if not trainers:
-        sys.exit(EXIT_CONTINUE)
+        told = _told(Path(os.environ.get(EXIT_CODE_FILE, "")))
+        sys.exit(next((code for code in told if code not in GOOD), told[-1] if told else EXIT_CONTINUE))
     for trainer in trainers:
         with contextlib.suppress(psutil.NoSuchProcess):
             trainer.send_signal(number)

@@ -25,7 +25,7 @@ from typing import Any
 
 from model.errors import CorpusError, LockHeldError
 from model.files import fsync_folder, read_json, write_json
-from model.process import boot_id, pid_namespace, process_start
+from model.process import boot_id, has_ended, pid_namespace, process_start
 
 ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
 COMMAND_TIMEOUT_S = 60
@@ -148,7 +148,7 @@ def holder_state(holder: dict[str, Any] | None, job_alive_command: str | None) -
         pid, pid_start = holder.get("pid"), holder.get("pid_start")
         if not isinstance(pid, int) or not isinstance(pid_start, int):
             return UNKNOWN, "the lock names no process"
-        if process_start(pid) != pid_start:
+        if has_ended(pid, pid_start):
             return GONE, "its process has ended"
         return ALIVE, "its process runs on this host"
     if job_alive_command is not None and holder.get("job_id"):

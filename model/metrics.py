@@ -82,7 +82,7 @@ class RunLog:
         self._append("metrics.jsonl", {"kind": "save", **record})
 
     def heldout(self, step: int, scores: dict[str, dict[str, Any]]) -> None:
-        """One held-out line a source, and one for all."""
+        """One held-out line a source, and at last, `all`, one for all."""
         for source, score in scores.items():
             self._append("metrics.jsonl", {"kind": "heldout", "step": step, "source": source, **score})
 
@@ -99,12 +99,17 @@ class RunLog:
         if self.team.first:
             append_jsonl(self.run_dir / "ledger.jsonl", finite(record))
 
-    def has(self, name: str, step: int, kind: str | None = None) -> bool:
-        """Whether a record of this step is there already; every rank must ask."""
+    def has_sample(self, step: int) -> bool:
+        """Whether a sample of this step is there already; every rank must ask."""
+        return self._has("samples.jsonl", {"step": step})
+
+    def has_heldout(self, step: int) -> bool:
+        """Whether the last of this step's held-out lines is there already; every rank must ask."""
+        return self._has("metrics.jsonl", {"step": step, "kind": "heldout", "source": "all"})
+
+    def _has(self, name: str, wanted: dict[str, Any]) -> bool:
         path = self.run_dir / name
-        return self.team.first_does(
-            lambda: any(record.get("step") == step and record.get("kind") == kind for record in read_jsonl(path))
-        )
+        return self.team.first_does(lambda: any(wanted.items() <= record.items() for record in read_jsonl(path)))
 
 
 def last_train_step(run_dir: Path, submission: int, attempt: int, *, since: str = "") -> int | None:

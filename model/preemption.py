@@ -84,8 +84,11 @@ class StopWatch:
     def should_stop(self) -> bool:
         """Whether there is a reason to stop, looked for anew, here or in another process of the run."""
         self.noticed()
-        self.reason = self.agree(self.reason)
-        return self.reason is not None
+        agreed = self.agree(self.reason)
+        if agreed is None:
+            return False  # what came meanwhile, to this process alone, is agreed on when they are asked next
+        self.stop(agreed)
+        return True
 
     def noticed(self) -> bool:
         """Whether this process has a reason to stop, looked for anew."""

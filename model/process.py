@@ -3,6 +3,7 @@
 From /proc; None where there is none. Costs a read of a small file.
 """
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,28 @@ def process_start(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def has_ended(pid: int, start: int | None) -> bool:
+    """Whether the process of that number and start is gone; one that /proc hides from this user may not be.
+
+    Args:
+        pid: of this machine and namespace.
+        start: as `process_start` gave it.
+    """
+    seen = process_start(pid)
+    return seen != start and not (seen is None and _hidden(pid))
+
+
+def _hidden(pid: int) -> bool:
+    """Whether another user's process has that number, of which /proc shows nothing (its mount option hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return not Path(f"/proc/{pid}/stat").exists()
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 @cache

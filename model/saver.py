@@ -63,8 +63,6 @@ class Saver:
         """Save in `folder`, with the retention of `config`; every save that ended well is `told`."""
         self.folder, self.config, self.told = folder, config, told
         self.saved: SavedCheckpoint | None = None
-        self.damaged: set[int] = set()
-        """Steps whose checkpoints were found damaged by their hash, until they are saved anew."""
         self._thread: threading.Thread | None = None
         self._outcome: SaveReport | BaseException | None = None
 
@@ -132,9 +130,8 @@ class Saver:
 
     def _write(self, state: dict[str, Any], sidecar: dict[str, Any], began: float, stall_s: float | None) -> SaveReport:
         saved = checkpoint.save(checkpoint.step_path(self.folder, int(state["step"])), state, sidecar)
-        self.damaged.discard(saved.step)
         try:
-            removed = checkpoint.prune(self.folder, self.config, saved, self.damaged)
+            removed = checkpoint.prune(self.folder, self.config, saved)
         except OSError as error:
             checkpoint.warn(f"{self.folder}: old checkpoints could not be removed ({error}).")
             removed = []

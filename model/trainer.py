@@ -12,6 +12,7 @@ import traceback
 
 from model import checkpoint, dry_step, lock, metrics, phases
 from model.bits_per_byte import heldout_streams
+from model.checkpoint import SavedCheckpoint
 from model.config import RunConfig, load_run_config
 from model.console import Pace, clock, heldout_line, introduce, say
 from model.distributed import Team, join, leave
@@ -79,7 +80,7 @@ class _Trainer:
         self.eval_s, self.sample_s, self.last_save = 0.0, 0.0, 0.0
         self.from_step = None if checkpoint.steps_in(self.folder) else 0  # until one of them is loaded
         self.skips = 0
-        self.unrecorded = False
+        self.unrecorded = True
         self.pace = Pace()
 
     def run(self) -> int:
@@ -107,7 +108,11 @@ class _Trainer:
 
     def _failed(self, error: BaseException) -> None:
         """Let a save in the background end, then leave a record, as far as the disk allows."""
-        if (why := self.saver.wait()) is not None:
+        try:
+            why = self.saver.wait()
+        except OSError as unlogged:
+            why = f"{self.submission.run_dir}/metrics.jsonl: no line of the last save could be written: {unlogged}"
+        if why is not None:
             checkpoint.warn(why)
         text = str(error) if isinstance(error, RQwen3Error) else traceback.format_exc(limit=-3)
         try:
@@ -129,14 +134,14 @@ class _Trainer:
             checkpoint.warn(f"no held-out document of {', '.join(missing)}: no held-out loss there.")
         checked = sum(len(stream.text_bytes) for stream in self.streams)
         say(f"held-out: the tokens of all {checked:,} documents stand for exactly the bytes of their texts")
-        needed_bytes = 2 * checkpoint_bytes(self.run_config.model)
-        self.team.first_does(lambda: require_free_bytes(self.folder, needed_bytes, "two checkpoints"))
         session = TrainSession(self.run_config, windows, self.team)
         self.provenance = {**metrics.provenance(session.device), "processes": self.team.size}
         if self.config.dry_step:
             self._dry_step(session)
         with phases.within("resume"):
             self._resume(session)
+        needed_bytes = 2 * checkpoint_bytes(self.run_config.model)  # beside what retention has just left
+        self.team.first_does(lambda: require_free_bytes(self.folder, needed_bytes, "two checkpoints"))
         self.team.first_does(lambda: self._open_records(session))
         introduce(self.run_config, session, threads)
         return session
@@ -174,14 +179,19 @@ class _Trainer:
         if saved is None:
             say(f"no checkpoint in {self.folder}: starting from step 0")
         else:
-            self.saver.damaged.update(step for step in steps if step > saved.step)
             session.restore(saved, other_data=self.submission.accept_other_data)
-            # of which a kill may have deprived it
-            self.team.first_does(lambda: checkpoint.prune(self.folder, self.config, saved))
+            newer = [step for step in steps if step > saved.step]
+            self.team.first_does(lambda: self._tidy(saved, newer))
             say(f"continuing from step {session.step:,} ({saved.path})")
         self.from_step = session.step
         begun = {"from_step": session.step, "log_every_steps": self.config.log_every_steps}
         self.team.first_does(lambda: self.lock.update(**begun))
+
+    def _tidy(self, saved: SavedCheckpoint, damaged: list[int]) -> None:
+        """Do for retention what it can't know, and what a kill may have deprived it of."""
+        for step in damaged:
+            checkpoint.set_aside(checkpoint.step_path(self.folder, step))
+        checkpoint.prune(self.folder, self.config, saved)
 
     def _loop(self, session: TrainSession) -> str:
         """Train; returns `finished`, `until_step`, or the reason to stop."""
@@ -200,9 +210,9 @@ class _Trainer:
     def _make_up(self, session: TrainSession) -> None:
         """Evaluate and sample where the run stands, if that is due and not on record."""
         step = session.step
-        if self._due(step, self.config.eval_every_steps) and not self.log.has("metrics.jsonl", step, "heldout"):
+        if self._due(step, self.config.eval_every_steps) and not self.log.has_heldout(step):
             self._evaluate(session)
-        if (step == 0 or self._due(step, self.config.sample_every_steps)) and not self.log.has("samples.jsonl", step):
+        if (step == 0 or self._due(step, self.config.sample_every_steps)) and not self.log.has_sample(step):
             self._sample(session)
 
     def _due(self, step: int, every_steps: int) -> bool:
@@ -340,8 +350,8 @@ class _Trainer:
         if reason != "finished":
             return reason
         self._make_up(session)
-        evaluated = not self.streams or self.log.has("metrics.jsonl", session.step, "heldout")
-        if not evaluated or not self.log.has("samples.jsonl", session.step):
+        evaluated = not self.streams or self.log.has_heldout(session.step)
+        if not evaluated or not self.log.has_sample(session.step):
             return str(self.stop.reason)
         phases.enter("final", session.step)
         self.team.first_does(self._name_final)
@@ -370,7 +380,6 @@ class _Trainer:
             "checkpoint": saved.summary() if saved else None,
             "error": error,
         }
-        self.unrecorded = True
         try:
             self.log.ledger(record)
         except OSError as unwritten:
@@ -383,5 +392,7 @@ class _Trainer:
     def _settle(self) -> None:
         """Write the records that killed trainers could not write, which the lock stands for until then."""
         if self.lock.predecessors:
-            settle(self.submission.run_dir, self.lock.predecessors, self.config)
+            kept = self.submission.run_dir / "config.toml"  # theirs: the one given may yet be refused
+            config = load_run_config(kept).training if kept.exists() else self.config
+            settle(self.submission.run_dir, self.lock.predecessors, config)
             self.lock.update(predecessors=[])

@@ -14,6 +14,7 @@ from typing import Any
 from model.attempts import begun_steps
 from model.errors import CorpusError
 from model.files import read_json
+from model.process import boot_id, has_ended, pid_namespace, process_start
 
 _STEP = re.compile(r"step_(\d+)\.pt")
 
@@ -124,27 +125,12 @@ def _alive(record: dict[str, Any]) -> bool | None:
     pid = record.get("pid")
     if not isinstance(pid, int) or record.get("host") != socket.gethostname():
         return None
-    if "boot_id" in record and record["boot_id"] != _boot_id():
+    if "boot_id" in record and record["boot_id"] != boot_id():
         return False
-    if "pid_namespace" in record and record["pid_namespace"] != _pid_namespace():
+    if "pid_namespace" in record and record["pid_namespace"] != pid_namespace():
         return None
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in ("Z", "X") and ("pid_start" not in record or record["pid_start"] == int(fields[19]))
-
-
-def _boot_id() -> str | None:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
-
-
-def _pid_namespace() -> str | None:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return None
+    start = record.get("pid_start") or process_start(pid)  # an older trainer's lock has none
+    return start is not None and not has_ended(pid, start)
 
 
 def _table(path: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from tests.model.test_pretrain import train
 
 KILLED = """
 import os, signal, sys
-from model import lock, pretrain, session, trainer
+from model import lock, metrics, pretrain, session, trainer
 kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 {moment}
 pretrain.main(sys.argv[1:])
@@ -29,6 +29,11 @@ step = session.TrainSession.train_step
 session.TrainSession.train_step = lambda self, *_: kill() if self.step == 11 else step(self, *_)
 save = trainer.Saver.save
 trainer.Saver.save = lambda *_, **how: save(*_, **how | {"background": False})
+"""
+WITHIN_AN_EVALUATION = """
+append = metrics.append_jsonl
+last = lambda record: (record.get("step"), record.get("source")) == (12, "all")
+metrics.append_jsonl = lambda path, record: kill() if last(record) else append(path, record)
 """
 
 
@@ -74,6 +79,21 @@ def test_what_a_kill_between_two_logged_steps_lost_is_told_as_a_range_that_holds
     assert "was killed; 0 to 4 steps after step 8 are lost" in capsys.readouterr().err
     names = ("to_step", "saved_step", "lost_steps", "lost_steps_at_most")
     assert ledger(tiny, *names) == [(8, 8, 0, 4), (12, 12, 0, 0)]  # 3 were
+
+
+def test_evaluation_of_which_a_kill_left_some_lines_is_made_up(tiny) -> None:
+    killed(tiny, 1, WITHIN_AN_EVALUATION)
+    assert train(tiny, submission=2) == 0
+    lines = [r for r in read_jsonl(tiny.run_dir / "metrics.jsonl") if r["kind"] == "heldout" and r["step"] == 12]
+    assert [line["source"] for line in lines if line["submission"] == 2] == ["wikipedia", "textbooks", "all"]
+
+
+def test_killed_trainer_is_recorded_in_its_own_configuration_by_one_that_is_refused_for_another(tiny) -> None:
+    killed(tiny, 1, AFTER_11)
+    tiny.set(accumulation=4, max_steps=11)
+    assert train(tiny, submission=2) == 2
+    names = ("submission", "to_step", "tokens", "lost_steps", "lost_steps_at_most")
+    assert ledger(tiny, *names) == [(1, 11, 11 * 256, 3, 4), (2, None, 0, 0, 0)]
 
 
 def test_record_of_a_killed_trainer_that_finds_no_room_is_left_to_the_next_one(

@@ -24,14 +24,14 @@ def test_last_train_step_is_that_of_the_attempt_asked_for(tmp_path) -> None:
     assert [last_train_step(tmp_path, 1, attempt) for attempt in (1, 2, 3)] == [9, 7, None]
 
 
-def test_has_finds_a_record_by_step_and_kind(tmp_path) -> None:
+def test_log_knows_the_samples_and_the_whole_evaluations_that_it_has(tmp_path) -> None:
     log = RunLog(tmp_path, Attempt(submission=1, attempt=1))
     log.train({"step": 5})
     log.sample(5, "a", "b")
-    assert log.has("samples.jsonl", 5)
-    assert log.has("metrics.jsonl", 5, "train")
-    assert not log.has("metrics.jsonl", 5, "heldout")
-    assert not log.has("samples.jsonl", 6)
+    log.heldout(5, {"wikipedia": {"loss": 1.0}})
+    log.heldout(6, {"wikipedia": {"loss": 1.0}, "all": {"loss": 1.0}})
+    assert [log.has_sample(step) for step in (5, 6)] == [True, False]
+    assert [log.has_heldout(step) for step in (5, 6, 7)] == [False, True, False]
 
 
 def test_finite_reaches_into_lists_and_tables() -> None:

@@ -31,6 +31,19 @@ def test_signals_any_number_of_them_only_set_the_flag(number: signal.Signals) ->
     assert stop.reason == number.name
 
 
+def test_signal_that_comes_while_processes_agree_that_there_is_none_is_kept() -> None:
+    def agree(reason: str | None) -> str | None:
+        if reason is None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return reason
+
+    stop = StopWatch(agree=agree)
+    stop.install()
+    assert not stop.should_stop()  # as the others were told
+    assert stop.should_stop()
+    assert stop.reason == "SIGUSR1"
+
+
 @pytest.mark.parametrize(
     ("limit_s", "lead_s", "save_s", "expected"),
     [(86_400, 300, 0, 300), (60, 300, 0, 20), (60, 10, 0, 10), (60, 10, 16, 24), (86_400, 300, 400, 600)],

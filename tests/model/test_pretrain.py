@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model import checkpoint, pretrain
-from model.files import read_jsonl
+from model.files import read_json, read_jsonl, write_json
 
 SLOW = """
 import sys, time
@@ -166,6 +166,17 @@ def test_truncated_newest_checkpoint_falls_back_aloud_and_ends_the_same(make_run
     assert "step_9.pt: 5,000 bytes, its sidecar says" in told.err
     assert "continuing from step 8" in told.out
     assert_same(final(broken), final(straight))
+
+
+def test_newest_checkpoint_that_the_disk_does_not_give_back_falls_back_aloud(tiny, capsys) -> None:
+    assert train(tiny, "--until-step", "6") == 75
+    broken = tiny.checkpoints / "step_6.pt"
+    broken.unlink()
+    broken.symlink_to("/proc/self/mem")  # a file whose first byte is an input/output error, of size 0
+    write_json(broken.with_suffix(".json"), read_json(broken.with_suffix(".json")) | {"bytes": 0})
+    assert train(tiny, "--until-step", "5", submission=2) == 75
+    assert "step_6.pt: can't be read ([Errno 5] Input/output error)" in capsys.readouterr().err
+    assert checkpoint.steps_in(tiny.checkpoints) == [4, 5, 6]
 
 
 def test_no_whole_checkpoint_among_some_is_refused(tiny, capsys) -> None:

@@ -101,7 +101,7 @@ def test_checkpoint_found_damaged_fills_no_place_of_the_last_until_it_is_saved_a
 ) -> None:
     for step in (1, 2):
         save(saver, step, background=False)
-    saver.damaged.add(2)
+    checkpoint.set_aside(checkpoint.step_path(saver.folder, 2))
     save(saver, 3, background=False)
     assert checkpoint.steps_in(saver.folder) == [1, 2, 3]
     save(saver, 2, background=False)
