@@ -64,7 +64,8 @@ def stop(settings: Settings, name: str | None, why: str) -> None:
     control.stop(here.root, run.name, why)
     say(
         f"{run.name}: nothing more is submitted until: rqwen3 experiment resume {run.name}\n"
-        "What runs now goes on; to end it too, terminate its run in the UI (it saves first)."
+        "What waits in the queue will end without training. What runs now goes on; to end it too, terminate its run in "
+        "the UI (it saves first)."
     )
 
 
