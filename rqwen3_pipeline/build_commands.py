@@ -9,6 +9,7 @@ import click
 from model.errors import ConfigError
 from model.files import hold_lock, read_json
 from model.shard_format import read_manifest
+from rqwen3_pipeline.cli_common import say
 from rqwen3_pipeline.corpus.build import BuildOptions, Built, Outcome, build_files, finish, items_of, require_whole
 from rqwen3_pipeline.corpus.claims import claimed_in_turn
 from rqwen3_pipeline.corpus.data_card import data_card
@@ -87,7 +88,7 @@ def build(settings: Settings, named: Sequence[str], files: str | None, until: st
 
 def _told(built: Built, items: Sequence[tuple[str, str]], last: str) -> int:
     if not built.waits_for:
-        click.echo(f"{len(items)} files are made, up to {last}; when all are: rqwen3 corpus stitch")
+        say(f"{len(items)} files are made, up to {last}; when all are: rqwen3 corpus stitch")
         return 0
     first = " ".join(f"{source}/{key}" for source, key in built.waits_for[:3])
     click.echo(
@@ -127,7 +128,7 @@ def _finish(settings: Settings, config: CorpusConfig, lock: Lock, wait_s: float,
     report = finish(settings.root, config, lock, settings.run_config.training, options)
     progress.close()
     for sentence in shortfalls(report["sources"]).values():
-        click.echo(f"  {sentence}", err=True)
+        say(f"  {sentence}", err=True)
     click.echo(f"{report['tokens_used']:,} tokens for training of {report['tokens']:,}, in {report['shards']} shards")
     click.echo(str(settings.root.manifest))
 
@@ -174,7 +175,7 @@ def verify_corpus(settings: Settings, as_json: bool) -> int:
         for name, defects in found.items():
             click.echo(f"{'broken' if defects else 'kept':<7} {name:<12} {PROMISES[name]}")
             for defect in defects:
-                click.echo(f"        {defect}")
+                say(f"        {defect}")
         click.echo(f"{broken} defects" if broken else "every promise is kept")
     return 1 if broken else 0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from rqwen3_pipeline.cli_common import FILE, FOLDER, Group, settings_of
+from rqwen3_pipeline.cli_common import FILE, FOLDER, Group, settings_of, with_flags
 from rqwen3_pipeline.cli_corpus import corpus, sources
 from rqwen3_pipeline.cli_experiment import experiment
 from rqwen3_pipeline.cli_model import evaluate, export, generate, trace
@@ -49,8 +49,11 @@ def run(ctx: click.Context, sources: Path | None, tokenizer: Path | None) -> Non
 
 
 def _ui_command(settings: Any) -> str:
-    name = settings.config_path.stem
-    return "make ui" if name == "demo" else f"make ui PROFILE={name}"
+    from rqwen3_pipeline.commands import commands
+
+    up = f"{commands(settings.run_config, settings.root.path, settings.config_path).program} up"
+    short = {"rqwen3 up": "make ui", f"rqwen3 --profile {settings.profile} up": f"make ui PROFILE={settings.profile}"}
+    return short.get(up, up)
 
 
 @main.command()
@@ -87,7 +90,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
         from rqwen3_pipeline.cluster_next import next_on_cluster
 
         found["next"] = next_on_cluster(found, settings)
-    click.echo(json.dumps(found, indent=1) if as_json else render(found))
+    click.echo(json.dumps(found, indent=1) if as_json else render(found, tell=with_flags))
 
 
 @main.command()

@@ -13,7 +13,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 _COMMAND = re.compile(
-    r"(?<!by )\brqwen3 (?=(?:sources|corpus|experiment|trace|export|eval|generate|run|up|status|doctor)\b)"
+    r"(?<!by )\brqwen3 (?=(?:sources|corpus|experiment|trace|export|eval|generate|run|up|status|doctor|backfill)\b)"
 )
 """Where a message begins a command that works on a run root, but for the one of a process that holds a lock."""
 
@@ -29,7 +29,7 @@ class Group(click.Group):
             click.echo("rqwen3: stopped. The same command goes on from here.", err=True)
             ctx.exit(130)
         except RQwen3Error as error:
-            click.echo(f"rqwen3: {_with_flags(str(error), ctx.obj or {})}", err=True)
+            say(f"rqwen3: {error}", err=True)
             ctx.exit(error.exit_code)
         except OSError as error:
             from model.files import why_not_written
@@ -61,10 +61,17 @@ def _run_root(flags: Mapping[str, Any]) -> str:
     return str(os.environ.get("RQWEN3_HOME") or flags.get("home") or ".")
 
 
-def _with_flags(message: str, flags: Mapping[str, Any]) -> str:
-    """An error whose commands go to the same run root and profile as the one that met it."""
+def say(message: str, *, err: bool = False) -> None:
+    """Print a message, whose commands go to the same run root and profile as the one that prints it."""
+    click.echo(with_flags(message), err=err)
+
+
+def with_flags(message: str) -> str:
+    """The message, with the flags of the command that is running in those that it names."""
     import shlex
 
+    ctx = click.get_current_context(silent=True)
+    flags: Mapping[str, Any] = (ctx.obj if ctx is not None else None) or {}
     given = [f"--{name} {shlex.quote(str(flags[name]))} " for name in ("profile", "home") if name in flags]
     return _COMMAND.sub(lambda match: f"{match[0]}{''.join(given)}", message)
 

@@ -108,10 +108,9 @@ def _corpus(found: dict[str, Any], settings: Settings) -> Step | None:
     if by_file := [asset for stage, asset in BY_FILE.items() if missing[stage]]:
         count = sum(missing[stage] for stage in BY_FILE)
         return Step(command=f"backfill {' '.join(by_file)}", why=f"{count:,} of these pieces are not made yet")
-    wanted = ["survivors"] if missing["survivors"] else []
-    wanted += [] if settings.root.tokenizer.is_file() else ["tokenizer"]
-    if wanted:
-        return Step(in_ui=f"materialize {' and '.join(wanted)}", why="the token shards are made from that")
+    wanted = "survivors" if missing["survivors"] else "" if settings.root.tokenizer.is_file() else "tokenizer"
+    if wanted:  # one run each: they may belong to different places
+        return Step(in_ui=f"materialize {wanted}", why="the token shards are made from that")
     if missing["tokens"]:
         return Step(command="backfill token_shards", why=f"{missing['tokens']:,} token shards are not made yet")
     if not found["manifest"]["present"] or "problem" in found["manifest"]:

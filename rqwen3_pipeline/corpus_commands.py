@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from rqwen3_pipeline.cli_common import say
 from rqwen3_pipeline.corpus.build import run_stage
 from rqwen3_pipeline.corpus.funnel import as_json as funnel_json
 from rqwen3_pipeline.corpus.funnel import as_table, source_funnel
@@ -65,7 +66,7 @@ def filter_files(settings: Settings, named: Sequence[str], files: str | None, re
         f"in {seconds:.1f} s"
     )
     for outcome in failed:
-        click.echo(f"{outcome.source}/{outcome.key}: {outcome.error}", err=True)
+        say(f"{outcome.source}/{outcome.key}: {outcome.error}", err=True)
     return 1 if failed else 0
 
 

@@ -10,6 +10,7 @@ import click
 
 from model.config import RunConfig
 from rqwen3_pipeline.assets.common import Pipeline, experiment
+from rqwen3_pipeline.cli_common import say
 from rqwen3_pipeline.experiments import control
 from rqwen3_pipeline.experiments.facts import attempts_of
 from rqwen3_pipeline.experiments.observed import facts_now, policy_of
@@ -52,7 +53,7 @@ def show(settings: Settings, name: str | None, as_json: bool) -> None:
         click.echo(
             f"{key:<28} {attempt.from_step:>8,} {reached:>8} {attempt.saved_step:>8,}  {attempt.outcome}{detail}"
         )
-    click.echo(f"next: {decision.action}: {decision.reason}")
+    say(f"next: {decision.action}: {decision.reason}")
 
 
 def stop(settings: Settings, name: str | None, why: str) -> None:
@@ -61,9 +62,10 @@ def stop(settings: Settings, name: str | None, why: str) -> None:
     if not here.root.experiment(run.name).is_dir():
         click.echo(f"{run.name}: not begun in {here.root.path} yet; its first job will find the stop.")
     control.stop(here.root, run.name, why)
-    click.echo(
+    say(
         f"{run.name}: nothing more is submitted until: rqwen3 experiment resume {run.name}\n"
-        "What runs now goes on; to end it too, terminate its run in the UI (it saves first)."
+        "What waits in the queue will end without training. What runs now goes on; to end it too, terminate its run in "
+        "the UI (it saves first)."
     )
 
 
@@ -74,7 +76,7 @@ def resume(settings: Settings, name: str | None) -> None:
     known = _facts(here, run).attempts or attempts
     control.resume(here.root, run.name, known[-1].place if known else (0, 0))
     decision = decide(_facts(here, run), policy_of(run))
-    click.echo(f"{run.name}: {decision.action}: {decision.reason}")
+    say(f"{run.name}: {decision.action}: {decision.reason}")
     if decision.action is Action.SUBMIT:
         click.echo(
             "The resubmission sensor does that at its next tick, if it is on; by hand: materialize the submission."
@@ -89,7 +91,7 @@ def may_run(settings: Settings, name: str | None) -> bool:
     here, run = _configuration(settings, name)
     facts = facts_now(here.root, run, None, None, needs_preflight=False)
     decision = decide(dataclasses.replace(facts, live=()), policy_of(run))
-    click.echo(f"{run.name}: {'no' if decision.action is Action.STOP else 'yes'}: {decision.reason}", err=True)
+    say(f"{run.name}: {'no' if decision.action is Action.STOP else 'yes'}: {decision.reason}", err=True)
     return decision.action is not Action.STOP
 
 

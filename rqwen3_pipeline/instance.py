@@ -56,11 +56,12 @@ def render_home(root: RunRoot) -> Path:
     site = load_cluster(settings.cluster) if slurm and settings.cluster else Cluster()
     template = jinja2.Template(shipped("dagster.yaml").read_text(encoding="utf-8"), keep_trailing_newline=True)
     text = template.render(
+        quoted=lambda value: json.dumps(value, ensure_ascii=False),  # as YAML reads it too
         home=str(home),
         postgres=settings.postgres_url is not None,
         slurm=slurm,
         max_runs=settings.max_jobs if slurm else LOCAL_RUNS,
-        launcher=json.dumps(_launcher_config(root, settings, site)),
+        launcher=_launcher_config(root, settings, site),
         cancel_timeout_s=site.waits["save_budget_seconds"] + CANCEL_MARGIN_S,
     )
     target = home / "dagster.yaml"
@@ -97,14 +98,14 @@ def existing_instance(settings: Settings) -> dg.DagsterInstance:
     if not (home / "dagster.yaml").exists():
         return open_instance(settings.root)
     config = yaml.safe_load((home / "dagster.yaml").read_text(encoding="utf-8"))
-    if config["local_artifact_storage"]["config"]["base_dir"] != str(home):
-        return open_instance(settings.root)
     if settings.postgres_url is not None:
         os.environ[POSTGRES_URL] = _psycopg2(settings.postgres_url.get_secret_value())
     elif "postgres" in config["storage"]:
         raise EnvironmentProblem(
             f"{home} keeps its events in Postgres, and {POSTGRES_URL} is not set here. Set it as for rqwen3 up."
         )
+    if config["local_artifact_storage"]["config"]["base_dir"] != str(home):
+        return open_instance(settings.root)
     return dg.DagsterInstance.from_config(str(home))
 
 

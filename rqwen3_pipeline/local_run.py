@@ -36,10 +36,6 @@ class StageFailedError(RQwen3Error):
     """A stage ended red; what its partitions say is in the message."""
 
 
-class StoppedByHandError(RQwen3Error):
-    """Somebody stopped the experiment; the message says who, and how to lift it."""
-
-
 class InterruptedRunError(RQwen3Error):
     """Somebody pressed Ctrl-C, or sent SIGTERM."""
 
@@ -188,7 +184,7 @@ def _training(run: LocalRun) -> None:
     if (problem := other_manifest(folder, sha256_file(run.here.root.manifest))) is not None:
         raise StageFailedError(problem)
     if not training.finished(run.here.root, run.here.run.name):
-        _require_go(run.here)
+        control.require_go(run.here.root, run.here.run.name)
         run.stage(
             "preflight",
             folder / "preflight.json",
@@ -263,17 +259,10 @@ def _submissions(run: LocalRun) -> int:
         if not recorded and training.finished(here.root, here.run.name):
             break
         if not recorded:
-            _require_go(here)
+            control.require_go(here.root, here.run.name)
         _submit(run, key, number)
         made += 1
     return made
-
-
-def _require_go(here: Pipeline) -> None:
-    """Refuse to train on what somebody stopped, before this run or during its last submission."""
-    name, stopped = here.run.name, control.standing(here.root, here.run.name).stopped
-    if stopped is not None:
-        raise StoppedByHandError(f"{name}: stopped by hand ({stopped}); then: rqwen3 experiment resume {name}")
 
 
 def _submit(run: LocalRun, key: str, number: int) -> None:

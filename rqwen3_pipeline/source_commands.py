@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 import click
 
 from model.files import hold_lock
+from rqwen3_pipeline.cli_common import say
 from rqwen3_pipeline.corpus.build import run_stage
 from rqwen3_pipeline.corpus.fetch import arrived_bytes
 from rqwen3_pipeline.corpus.lock import Lock, read_lock
@@ -37,13 +38,13 @@ def lock_sources(settings: Settings, update: bool) -> None:
             run.training,
             settings.sources,
             update,
-            say=lambda sentence: click.echo(f"  {sentence}", err=True),
+            say=lambda sentence: say(f"  {sentence}", err=True),
         )
     for source, files in lock.sources.items():
         pin = lock.pins.get(source)
         where = f"  {pin.dataset} {pin.config} {pin.revision[:12]}" if pin else ""
         click.echo(f"{source:<14} {len(files):>4} files {sum(file.size_bytes for file in files):>16,} bytes{where}")
-    click.echo(f"from the folder {lock.origin}" if lock.origin else "from the Hub; next: rqwen3 sources fetch")
+    say(f"from the folder {lock.origin}" if lock.origin else "from the Hub; next: rqwen3 sources fetch")
     click.echo(str(settings.root.lock))
 
 
@@ -110,5 +111,5 @@ def fetch_sources(settings: Settings, named: Sequence[str], files: str | None) -
         f"{fetched_bytes:,} bytes in {time.monotonic() - began:.1f} s"
     )
     for outcome in failed:
-        click.echo(f"{outcome.source}/{outcome.key}: {outcome.error}", err=True)
+        say(f"{outcome.source}/{outcome.key}: {outcome.error}", err=True)
     return 1 if failed else 0

@@ -5,7 +5,7 @@ Where standard output can't print the lines and marks, ASCII takes their place.
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,13 @@ _FINE = _Marks(rule="─", full="█", empty="░", done="✓", open="·", dash=
 _PLAIN = _Marks(rule="-", full="#", empty=".", done="yes", open="no", dash="-")
 
 
-def render(status: dict[str, Any], encoding: str | None = None) -> str:
+def render(status: dict[str, Any], encoding: str | None = None, tell: Callable[[str], str] = str) -> str:
     """Draw what `status` returned.
 
     Args:
         status: the state.
         encoding: of the stream it will be printed to; standard output's by default.
+        tell: what becomes of the text before that, as flags in the commands that it names.
     """
     marks = _marks(encoding or sys.stdout.encoding)
     home = _as_typed(status["home"])
@@ -49,7 +50,7 @@ def render(status: dict[str, Any], encoding: str | None = None) -> str:
         *(["\n".join(render_services(status["services"]))] if status.get("services", {}).get("daemon") else []),
         _next(status["next"]),
     ]
-    text = "\n\n".join(parts)
+    text = tell("\n\n".join(parts))
     return text if marks is _FINE else text.encode("ascii", "backslashreplace").decode("ascii")
 
 

@@ -156,7 +156,8 @@ def require_free_port(port: int) -> None:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise EnvironmentProblem(
-                f"Port {port} on {LOOPBACK} is taken ({error.strerror}). Use another: make ui PORT={port + 1}"
+                f"Port {port} on {LOOPBACK} is taken ({error.strerror}). Use another: "
+                f"rqwen3 up --port {port + 1}, or: make ui PORT={port + 1}"
             ) from error
 
 

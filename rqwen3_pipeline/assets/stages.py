@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rqwen3_pipeline.corpus.build import Outcome
 
 PARTITIONS_PER_RUN = 16
+FETCHES_PER_RUN = 8
+"""Of raw files. Another number, since a back-fill puts assets of the same policy into one run, which is one job:
+fetching belongs where the internet is, the rest where the CPUs are."""
 WORKER_BYTES = 32 * 1024 * 1024
 """Raw bytes that make a further process worth its start of a few seconds."""
 
@@ -44,7 +47,7 @@ def stage_asset(
         owners=OWNERS,
         code_version=CODE_VERSION,
         partitions_def=file_partitions[source],
-        backfill_policy=dg.BackfillPolicy.multi_run(PARTITIONS_PER_RUN),
+        backfill_policy=dg.BackfillPolicy.multi_run(FETCHES_PER_RUN if stage == "raw" else PARTITIONS_PER_RUN),
         op_tags={"rqwen3/stage": stage, "slurm/kind": "transfer" if stage == "raw" else "cpu"},
         check_specs=check_specs(stage, key),
     )

@@ -48,11 +48,13 @@ class SubmissionOptions(dg.Config):
 def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) -> dg.MaterializeResult:
     """One training job: resumes from the newest good checkpoint, saves when the clock or a signal says so.
 
-    A submission that was cut and saved is a success; its stop reason says what ended it.
+    A submission that was cut and saved is a success; its stop reason says what ended it. One that comes from the queue
+    after somebody stopped the experiment does not train.
     """
+    from rqwen3_pipeline.experiments.control import require_go
     from rqwen3_pipeline.preflight import preflight_problem, run_preflight
     from rqwen3_pipeline.programs import failure_code
-    from rqwen3_pipeline.training import EXIT_CONTINUE, cancelled, parse_submission, run_submission
+    from rqwen3_pipeline.training import EXIT_CONTINUE, cancelled, parse_submission, record_of, run_submission
 
     here = pipeline()
     run, config_path = experiment(here, context.partition_key)
@@ -60,6 +62,8 @@ def submissions(context: dg.AssetExecutionContext, config: SubmissionOptions) ->
     attempt = _attempt(context, here, run.name, number)
     _tag(context, {EXPERIMENT_TAG: run.name, ATTEMPT_TAG: str(attempt)})
     try:
+        if record_of(here.root, run.name, number) is None:
+            require_go(here.root, run.name)
         if run.name != here.run.name and preflight_problem(here.root.experiment(run.name)):
             run_preflight(asked_for(here, run, config_path, context.instance))  # the asset does the profile's alone
         report = run_submission(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.config import RunConfig, load_run_config
+from model.errors import ConfigError
 from model.files import read_json, write_json, write_text
 from rqwen3_pipeline.evidence.charts import COLOURS, LineChart, Series, line_chart
 from rqwen3_pipeline.evidence.curves import of_source, thin
@@ -43,6 +44,9 @@ def write_comparison(root: RunRoot, first: str) -> dict[str, Any]:
 
     Returns:
         `page` and `comparison`, the files' paths below the run root; and `experiments`, a row each.
+
+    Raises:
+        ConfigError: no experiment has begun yet.
     """
     logs: dict[str, Logs] = {}
     rows: list[dict[str, Any]] = []
@@ -52,6 +56,8 @@ def write_comparison(root: RunRoot, first: str) -> dict[str, Any]:
         base = base or run
         logs[name] = read_logs(reader, place.experiment(name))
         rows.append(_row(name, run, base, logs[name], evaluation_evidence(reader, place, name)))
+    if not rows:
+        raise ConfigError(f"{root.path}: no experiment has begun there. The next step is in: rqwen3 status")
     folder = root.path / "evidence" / FOLDER
     write_json(folder / "comparison.json", {"experiments": jsonable(rows)})
     write_text(folder / "index.html", _page(rows, logs))

@@ -1,8 +1,8 @@
 """The hand on the chain: a stop by hand holds until somebody lifts it.
 
 Kept in `experiments/<name>/control.jsonl`, one line an act, so that who stopped what and when stays
-known, and so that job scripts, sensors and people all read the same. It may come before the first job,
-which then does not train: a chain of jobs waits in the queue for days. Lifting a stop also forgives
+known, and so that job scripts, runs, sensors and people all read the same. It may come before the first
+job; none that it finds in the queue, where a job may wait for days, trains. Lifting a stop also forgives
 the attempts so far: what ended them no longer keeps the chain from going on.
 """
 
@@ -11,10 +11,15 @@ import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from model.errors import RQwen3Error
 from model.files import append_jsonl, read_jsonl
 from rqwen3_pipeline.settings import RunRoot
 
 STOP, RESUME = "stop", "resume"
+
+
+class StoppedByHandError(RQwen3Error):
+    """Somebody stopped the experiment; the message says who, and how to lift it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +41,17 @@ def standing(root: RunRoot, name: str) -> Standing:
         elif act.get("act") == RESUME:
             stopped, forgiven = None, (int(act["forgiven"][0]), int(act["forgiven"][1]))
     return Standing(stopped=stopped, forgiven=forgiven)
+
+
+def require_go(root: RunRoot, name: str) -> None:
+    """Check that an experiment may train.
+
+    Raises:
+        StoppedByHandError: somebody stopped it.
+    """
+    stopped = standing(root, name).stopped
+    if stopped is not None:
+        raise StoppedByHandError(f"{name}: stopped by hand ({stopped}); then: rqwen3 experiment resume {name}")
 
 
 def stop(root: RunRoot, name: str, why: str) -> None:

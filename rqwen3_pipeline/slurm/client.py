@@ -263,6 +263,8 @@ class Slurm:
         self, command: list[str], *, stdin: str = "", timeout_s: float | None = None
     ) -> "subprocess.CompletedProcess[str]":
         limit_s = timeout_s or self.timeout_s
+        # Times come in the zone of who asks; sbatch hands its own on to the job.
+        zone = {} if command[0] == "sbatch" else {"TZ": "UTC"}
         try:
             answer = subprocess.run(
                 command,
@@ -271,7 +273,7 @@ class Slurm:
                 encoding="utf-8",
                 errors="replace",
                 timeout=limit_s,
-                env=clean_environment(),
+                env={**clean_environment(), **zone},
                 check=False,
             )
         except FileNotFoundError as error:

@@ -149,7 +149,12 @@ def wish(steps: Sequence[Mapping[str, str]], run_tags: Mapping[str, str], cluste
         own = {**_slurm_tags(tags)}
         kind = of_run.get(KIND, own.get(KIND, KINDS[0]))
         asked.append({**cluster.options(kind), **own})
-    local = all({**one, **of_run}.get(WHERE) == LOCAL for one in asked)
+    places = {{**one, **of_run}.get(WHERE, SLURM) for one in asked}
+    if len(places) > 1:
+        raise ConfigError(
+            f"{PREFIX}{WHERE}: some of the run's steps belong on the daemon's host and some into a job, but a run is "
+            f"at one place. Launch them as separate runs, or set the tag {PREFIX}{WHERE} for this run."
+        )
     saves = any({**one, **of_run}.get(STOP) == SAVE for one in asked)
     overridden = {key: value for key, value in of_run.items() if key not in CHOICES}
     options = combine(
@@ -157,7 +162,7 @@ def wish(steps: Sequence[Mapping[str, str]], run_tags: Mapping[str, str], cluste
     )
     if "time" in options and not any(f"{PREFIX}time" in tags for tags in steps):
         options["time"] = max((one["time"] for one in asked), key=lambda time: duration_s(time) or 0.0)
-    return Wish(local=local, saves=saves, options={**options, **overridden})
+    return Wish(local=places == {LOCAL}, saves=saves, options={**options, **overridden})
 
 
 def _slurm_tags(tags: Mapping[str, str]) -> dict[str, str]:

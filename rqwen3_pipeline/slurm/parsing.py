@@ -1,13 +1,13 @@
 """Reads what SLURM's commands print: one record a job, or an error that shows the line.
 
 Fields are separated by the control characters that ASCII has for it, and names come last, so that
-nothing a person may call a job breaks a record. Times are in the zone of this process, as SLURM
-prints them, and come out as seconds since 1970.
+nothing a person may call a job breaks a record. Times are UTC, as the commands were asked for them, since
+an hour of local time comes twice each autumn; they come out as seconds since 1970.
 """
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from model.errors import RQwen3Error
 from rqwen3_pipeline.slurm.states import Phase, State, parse_state
@@ -216,7 +216,7 @@ def _text(value: str) -> str:
 
 def _time(value: str) -> float | None:
     try:
-        return datetime.fromisoformat(value.strip()).timestamp()
+        return datetime.fromisoformat(value.strip()).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
 

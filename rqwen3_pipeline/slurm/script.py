@@ -63,8 +63,8 @@ pause() { read -rt "$1" -u "$never" _ || :; }
 ends=${SLURM_JOB_END_TIME:-}
 for try in 1 2 3; do
   if [ -n "$ends" ] || [ -z "${SLURM_JOB_ID:-}" ]; then break; fi
-  ends=$(timeout 20 squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null) || ends=
-  if [ -n "$ends" ]; then ends=$(date -d "$ends" +%s 2>/dev/null) || ends=; fi
+  ends=$(TZ=UTC timeout 20 squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null) || ends=
+  if [ -n "$ends" ]; then ends=$(date -u -d "$ends" +%s 2>/dev/null) || ends=; fi
   if [ -z "$ends" ]; then pause 5; fi
 done
 if [ -z "$ends" ] && [ -n "$limit_s" ]; then ends=$(($(date +%s) + limit_s)); fi

@@ -100,11 +100,15 @@ def test_next_while_a_back_fill_is_at_work_is_to_wait(empty_run):
 def test_next_goes_through_survivors_to_the_shards(corpus_run):
     with served(corpus_run):
         kept = {path: path.read_bytes() for path in corpus_run.root.path.glob("survivors/*/*")}
+        kept[corpus_run.root.tokenizer] = corpus_run.root.tokenizer.read_bytes()
         for path in kept:
             path.unlink()
         assert look(corpus_run)["in_ui"] == "materialize survivors"
+        tokenizer = kept.pop(corpus_run.root.tokenizer)
         for path, data in kept.items():
             path.write_bytes(data)
+        assert look(corpus_run)["in_ui"] == "materialize tokenizer"
+        corpus_run.root.tokenizer.write_bytes(tokenizer)
         next(corpus_run.root.tokens.glob("*/*")).unlink()
         assert look(corpus_run)["command"] == "backfill token_shards"
 

@@ -143,3 +143,12 @@ def test_each_job_is_one_slurm_job_of_the_time_that_a_shipped_site_gives_its_job
             assert wanted.local or duration_s(wanted.options["time"]) in longest, job.name
             needs_internet = job.name in ("lock_sources", "train_or_pin_tokenizer") or job.name.startswith("raw_files_")
             assert wanted.local == (needs_internet and known.options("transfer").get("where") == "local"), job.name
+
+
+def test_back_fill_puts_no_assets_of_two_kinds_of_job_into_one_run():
+    kinds = {asset.key: asset.op.tags["slurm/kind"] for asset in by_file}
+    nodes = {key: defs.resolve_asset_graph().get(key) for key in kinds}
+    fed = [(key, parent) for key, node in nodes.items() for parent in node.parent_keys & kinds.keys()]
+    assert {kinds[key] == kinds[parent] for key, parent in fed} == {True, False}
+    for key, parent in fed:  # those of one policy are made in the same run
+        assert (nodes[key].backfill_policy == nodes[parent].backfill_policy) == (kinds[key] == kinds[parent])

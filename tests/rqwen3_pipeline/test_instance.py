@@ -26,6 +26,16 @@ def test_home_by_default_is_local_and_sqlite(tmp_path):
     assert config["run_coordinator"]["config"]["max_concurrent_runs"] == instance.LOCAL_RUNS
 
 
+@pytest.mark.parametrize("name", ['a "quoted" one', "a\\b", "it's: #1", "{{ x }}", "ü 😀", "$HOME %s"])
+def test_home_of_any_name_is_where_the_instance_lies(tmp_path, name):
+    config = rendered(tmp_path / name, LAUNCHER="slurm")
+    assert config["run_launcher"]["config"]["home"] == str(tmp_path / name)
+    with dg.DagsterInstance.from_config(str(tmp_path / name / "dagster")) as opened:
+        opened.get_runs_count()
+        assert opened.root_directory == f"{tmp_path / name}/dagster"
+    assert (tmp_path / name / "dagster" / "storage").is_dir()
+
+
 def test_home_for_slurm_names_the_launcher_and_outwaits_queue_and_save(tmp_path):
     folder = tmp_path / "a 'quoted' home"
     (tmp_path / "site.toml").write_text("")
@@ -105,8 +115,13 @@ def test_instance_is_opened_as_it_was_made_by_a_shell_that_names_no_launcher(tmp
     assert not moved or not (tmp_path / "home").exists()
 
 
-def test_instance_in_postgres_says_that_the_environment_lacks_its_address(tmp_path, monkeypatch):
-    rendered(tmp_path, POSTGRES_URL="postgresql://me:secret@db/x")
+@pytest.mark.parametrize("moved", [False, True])
+def test_instance_in_postgres_says_that_the_environment_lacks_its_address(tmp_path, monkeypatch, moved):
+    home = tmp_path / "home"
+    rendered(home, POSTGRES_URL="postgresql://me:secret@db/x")
     monkeypatch.delenv("RQWEN3_POSTGRES_URL")
+    if moved:
+        home = home.rename(tmp_path / "elsewhere")
     with pytest.raises(EnvironmentProblem, match="RQWEN3_POSTGRES_URL is not set here"):
-        instance.existing_instance(Settings(home=tmp_path))
+        instance.existing_instance(Settings(home=home))
+    assert "postgres:" in (home / "dagster" / "dagster.yaml").read_text()

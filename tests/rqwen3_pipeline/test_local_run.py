@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from rqwen3_pipeline import local_run
 from rqwen3_pipeline.assets.common import Pipeline
 from rqwen3_pipeline.experiments import control
-from rqwen3_pipeline.local_run import LocalRun, StoppedByHandError, ranges
+from rqwen3_pipeline.experiments.control import StoppedByHandError
+from rqwen3_pipeline.local_run import LocalRun, ranges
 from rqwen3_pipeline.settings import Settings
 
 

@@ -195,6 +195,7 @@ def test_asset_backfill_makes_all_partitions_again_in_one_run_a_source(served):
     submitted = served.site.rqwen3("backfill", "filtered_documents/pes2o", "raw_files", "--source", "openwebmath")
     assert submitted.returncode == 0, submitted.stderr
     assert "filtered_documents/pes2o: 1 partitions" in submitted.stdout
+    apart = served.site.rqwen3("backfill", "raw_files/textbooks", "filtered_documents/textbooks")
     done = served.site.rqwen3("backfill", "filtered_documents", "digests", "--source", "openwebmath")
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
@@ -209,8 +210,13 @@ def test_asset_backfill_makes_all_partitions_again_in_one_run_a_source(served):
         assert not found.startswith("FAILED")
         return found == "COMPLETED_SUCCESS" and all(file.exists() for file in files)
 
+    def runs_of(backfill):
+        made = {"key": "dagster/backfill", "value": backfill}
+        return [run for run in served.runs("__ASSET_JOB") if made in run["tags"]]
+
     served.wait_until(finished, 300)
-    runs = [run for run in served.runs("__ASSET_JOB") if {"key": "dagster/backfill", "value": name} in run["tags"]]
+    served.wait_until(lambda: len(runs_of(apart.stdout.split()[0])) == 2, 300)  # fetching is a job of its own
+    runs = runs_of(name)
     assert len(runs) == 1
     tags = {tag["key"]: tag["value"] for tag in runs[0]["tags"]}
     assert (tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"]) == (

@@ -15,6 +15,9 @@ from rqwen3_pipeline.assets import common
 from rqwen3_pipeline.assets.common import LONGEST_CHARACTERS, metadata
 from rqwen3_pipeline.assets.submissions import ATTEMPT_TAG, EXIT_CODE_TAG, submissions
 from rqwen3_pipeline.definitions import defs
+from rqwen3_pipeline.experiments import control
+from rqwen3_pipeline.experiments.observed import facts_now
+from rqwen3_pipeline.experiments.policy import Action, Policy, decide
 from rqwen3_pipeline.programs import ProgramFailedError
 
 KEY = "small.01"
@@ -119,3 +122,17 @@ def test_event_store_that_never_answers_neither_holds_up_nor_ends_a_submission(h
     over.set()
     assert asked
     assert figures["saved_step"].value == 80
+
+
+def test_submission_that_was_in_the_queue_when_a_hand_stopped_the_experiment_does_not_train(here):
+    control.stop(here.root, "small", "wrong corpus")
+    told()  # the first one is done, and only told
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("submissions", ["small.02"])
+        with pytest.raises(control.StoppedByHandError, match=r"wrong corpus.*rqwen3 experiment resume small"):
+            dg.materialize([submissions], instance=instance, partition_key="small.02")
+        facts = facts_now(here.root, here.run, instance, None, needs_preflight=True)
+        assert decide(facts, Policy()).reason.startswith("stopped by hand")
+        control.resume(here.root, "small", facts.attempts[-1].place)
+        again = decide(facts_now(here.root, here.run, instance, None, needs_preflight=True), Policy())
+    assert (again.action, again.submission, again.attempt) == (Action.SUBMIT, 2, 2)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from model.errors import ConfigError
 from model.files import read_json
 from rqwen3_pipeline.evidence.comparison import differences, write_comparison
 from rqwen3_pipeline.experiments.variation import make_variation
@@ -32,6 +33,11 @@ def test_comparison_of_one_experiment_without_any_log_is_a_page_too(corpus_run):
     report = write_comparison(corpus_run.root, "small")
     assert [row["name"] for row in report["experiments"]] == ["small"]
     assert (corpus_run.root.path / report["page"]).stat().st_size > 1000
+
+
+def test_comparison_where_none_has_begun_is_refused_in_words(empty_run):
+    with pytest.raises(ConfigError, match=r"no experiment has begun there.*rqwen3 status"):
+        write_comparison(empty_run.root, "small")
 
 
 def test_differences_name_changed_added_and_missing_keys_but_not_the_name():

@@ -42,6 +42,14 @@ def test_submit_sends_script_and_options_and_nothing_of_this_jobs_environment(bi
     assert (leaked, call["env"]["KEPT"]) == (["SLURM_CONF"], "1")
 
 
+def test_times_are_asked_for_in_utc_where_no_hour_comes_twice_and_jobs_keep_their_zone(bin_folder, monkeypatch):
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    programs(bin_folder, sbatch={"out": "501\n"}, squeue={"out": ""})
+    Slurm().submit(JobOptions(job_name="a"), "")
+    Slurm().jobs()
+    assert [call["env"]["TZ"] for call in calls(bin_folder)] == ["CET-1CEST,M3.5.0,M10.5.0/3", "UTC"]
+
+
 def test_submit_refused_tells_sbatchs_own_words(bin_folder):
     programs(bin_folder, sbatch={"err": "sbatch: error: invalid partition specified: nowhere\n", "rc": 1})
     with pytest.raises(SlurmRejected, match="invalid partition specified: nowhere"):

@@ -42,9 +42,16 @@ def test_wish_takes_site_then_step_then_run(cluster):
 def test_wish_of_a_run_whose_steps_are_all_local_is_local(cluster):
     local = {"slurm/kind": "transfer"}
     assert wish([local, local], {}, cluster).local
-    assert not wish([local, {}], {}, cluster).local
     assert wish([{}], {"slurm/where": "local"}, cluster).local
     assert not wish([local], {"slurm/where": "slurm"}, cluster).local
+
+
+def test_wish_of_a_run_whose_steps_belong_to_two_places_is_refused_unless_a_run_tag_says_where(cluster):
+    steps = [{"slurm/kind": "transfer"}, {}]  # on a node without internet the first would fail
+    with pytest.raises(ConfigError, match=r"slurm/where: .*Launch them as separate runs"):
+        wish(steps, {}, cluster)
+    assert wish(steps, {"slurm/where": "local"}, cluster).local
+    assert not wish(steps, {"slurm/where": "slurm"}, cluster).local
 
 
 def test_wish_with_conflicting_steps_is_settled_by_a_run_tag(cluster):

@@ -1,4 +1,4 @@
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def test_squeue_records_with_awkward_names_are_read_field_by_field():
     assert set(jobs) == {7, 8}
     assert (jobs[8].name, jobs[8].state) == ("two\nlines | and ü", State.PENDING)
     assert (jobs[7].reason, jobs[7].time_limit_s, jobs[7].comment, jobs[7].ended) == ("", 600.0, "dagster:x", None)
-    assert jobs[7].submitted == datetime(2026, 3, 1, 10).timestamp()
+    assert jobs[7].submitted == datetime(2026, 3, 1, 10, tzinfo=UTC).timestamp()
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.text(alphabet=st.characters(exclude_characters=FIELD + RECORD)))))

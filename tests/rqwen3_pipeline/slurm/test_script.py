@@ -269,16 +269,21 @@ def test_deadline_is_the_limit_from_now_where_slurm_does_not_tell(folder):
     assert begin + 599 <= int(environment["RQWEN3_DEADLINE"]) <= time.time() + 600
 
 
+BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
+"""Of which no machine needs a table."""
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_deadline_is_asked_of_squeue_until_it_tells(folder, times):
     squeue = folder / "squeue"
-    answer = f"if [ $(wc -l <{folder}/asked) = {times} ]; then echo 2026-03-01T10:00:00; fi"
+    ends = 1792888200  # 2:30 in Berlin, for the first time in that night
+    answer = f"if [ $(wc -l <{folder}/asked) = {times} ]; then date -d @{ends} +%FT%T; fi"
     squeue.write_text(f'#!/bin/bash\necho "$@" >>{folder}/asked\n{answer}\n')
     squeue.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    said, _ = start(write(folder, ["-c", SHOW]), PATH=path, SLURM_JOB_ID="5", TZ="UTC").communicate(timeout=PATIENCE_S)
+    said, _ = start(write(folder, ["-c", SHOW]), PATH=path, SLURM_JOB_ID="5", TZ=BERLIN).communicate(timeout=PATIENCE_S)
     environment = json.loads(next(line for line in said.splitlines() if line.startswith("[{")))[0]
-    assert environment["RQWEN3_DEADLINE"] == "1772359200"
+    assert environment["RQWEN3_DEADLINE"] == str(ends)
     assert (folder / "asked").read_text() == "-h -j 5 -o %e\n" * times
 
 
