@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -117,6 +117,27 @@ class _Worker:
     began: float = 0.0
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Generator[None, None, None]:
+    """Hold SIGINT back until the end, and restore this thread's mask.
+
+    A mask alone does not: another thread takes the signal, and Python's handler runs in the main one all the same.
+    """
+    handler, came = signal.getsignal(signal.SIGINT), threading.Event()
+    hold = handler is not None and threading.current_thread() is threading.main_thread()
+    if hold:
+        signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if hold:
+            signal.signal(signal.SIGINT, handler)
+        if came.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+
 class Pool:
     """Workers, started when first needed or before; a context manager, used for any number of stages."""
 
@@ -147,14 +168,13 @@ class Pool:
     def start(self) -> None:
         """Start the fork server, if none is there: it imports what workers need while this process goes on."""
         if self._server is None or not self._server.is_alive():
-            self._wishes, theirs = self._context.Pipe()
-            self._server = self._context.Process(target=_serve_forks, args=(theirs,), daemon=True)
-            resource_tracker.ensure_running()  # which would unblock the signal
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it has a handler of its own
-            try:
-                self._server.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            wishes, theirs = self._context.Pipe()
+            server = self._context.Process(target=_serve_forks, args=(theirs,), daemon=True)
+            with _uninterrupted():
+                resource_tracker.ensure_running()  # which would unblock the signal
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the server, until it has its handler
+                server.start()
+                self._wishes, self._server = wishes, server
             theirs.close()
 
     def load_tokenizer(self, root: RunRoot, before: int = 0) -> None:

@@ -2,8 +2,14 @@
 
 import itertools
 import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.context import SpawnProcess
 
 import psutil
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rqwen3_pipeline.corpus.workers import Pool
@@ -59,3 +65,23 @@ def test_tokenizer_that_cannot_be_loaded_is_left_to_the_worker_that_needs_it(tmp
 def test_pool_that_was_not_used_starts_nothing():
     with Pool(4):
         assert not multiprocessing.active_children()
+
+
+def test_interrupt_that_another_thread_takes_while_the_server_starts_comes_when_it_has_started(monkeypatch):
+    start = SpawnProcess.start
+
+    def interrupted(process):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    with Pool(2) as pool:
+        waiting = threading.Thread(target=time.sleep, args=(2,))  # takes the signal, which this thread has blocked
+        waiting.start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.start()
+        assert multiprocessing.active_children()
+        waiting.join()
+    assert not multiprocessing.active_children()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
