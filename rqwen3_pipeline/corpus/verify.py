@@ -32,7 +32,7 @@ from rqwen3_pipeline.corpus.promises import PROMISES
 from rqwen3_pipeline.corpus.shard_scan import ShardScan, digests_of, scan_shard
 from rqwen3_pipeline.corpus.shares import shortfalls
 from rqwen3_pipeline.corpus.sources import CorpusConfig
-from rqwen3_pipeline.corpus.stamps import AGAIN, tokens_stamp_path
+from rqwen3_pipeline.corpus.stamps import AGAIN, read_stamp, tokens_stamp_path
 from rqwen3_pipeline.settings import RunRoot
 
 MOST_NAMED = 5
@@ -174,12 +174,11 @@ def _hashes(corpus: Corpus) -> list[str]:
 
 def _stamped(corpus: Corpus, entry: dict[str, Any]) -> dict[Path, str]:
     """The hashes that a shard's partition was stamped with."""
-    stamp = tokens_stamp_path(corpus.root, entry["source"], entry["partition"])
     try:
-        outputs: dict[str, Any] = read_json(stamp)["outputs"]
-        return {corpus.root.path / name: facts["sha256"] for name, facts in outputs.items()}
-    except (CorpusError, OSError, KeyError, TypeError):
+        stamp = read_stamp(tokens_stamp_path(corpus.root, entry["source"], entry["partition"]))
+    except (CorpusError, OSError):
         return {}
+    return {corpus.root.path / name: facts["sha256"] for name, facts in stamp.outputs.items()} if stamp else {}
 
 
 def _counts(corpus: Corpus) -> list[str]:
