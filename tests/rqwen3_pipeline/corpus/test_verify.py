@@ -119,6 +119,16 @@ def test_file_that_the_manifest_does_not_list_is_named_and_repaired(root, config
     repaired(found)
 
 
+def test_shards_of_a_source_that_the_profile_does_not_use_are_no_defect(root, config, training, built):
+    manifest = read_json(root.manifest)
+    for part in ("shards", "heldout"):
+        manifest[part] = [entry for entry in manifest[part] if entry["source"] != SOURCE]
+    write_json(root.manifest, manifest)
+    assert "files" in broken(root, config, training)
+    left = {name: source for name, source in config.sources.items() if name != SOURCE}
+    assert "files" not in broken(root, dataclasses.replace(config, sources=left), training)
+
+
 @pytest.mark.parametrize("which", [sidecar_path, docs_path])
 def test_sidecar_or_table_altered_by_one_byte_is_named_and_repaired(root, config, training, shard, repaired, which):
     data = bytearray(which(shard).read_bytes())
