@@ -3,10 +3,12 @@
 Beside each output lies a JSON stamp, written last: the stage, its settings, the inputs and outputs
 with their hashes, and the report. An output without a stamp does not count. An input whose hash
 differs from the stamp's makes the stage run again; a setting that differs is refused, since a mix
-of old and new pieces is worse than an error. Checking costs one small read and a stat per output.
+of old and new pieces is worse than an error. A stamp carries the hash of what it says, since nothing
+else vouches for its report. Checking costs one small read and a stat per output.
 """
 
 import glob
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from model.files import canonical_json, read_json, sha256_bytes, sha256_file, wr
 from rqwen3_pipeline.settings import RunRoot
 
 FORMAT_VERSION = 1
+_FACTS = ("stage", "settings", "inputs", "outputs", "report")
 AGAIN = "rqwen3 corpus build"
 MAKE_TOKENIZER = f"materialize `tokenizer` in the UI, or, without Dagster: {AGAIN}"
 FETCH = "rqwen3 sources fetch"
@@ -76,15 +79,21 @@ def read_stamp(path: Path) -> Stamp | None:
     """
     if not path.exists():
         return None
-    content: Any = read_json(path)
-    again = f"Delete it and run again: {AGAIN}"
+    again = f"Make it again: rm -f {shlex.quote(str(path))} && {AGAIN}"
+    try:
+        content: Any = read_json(path)
+    except CorpusError as error:
+        raise CorpusError(f"{path}: not valid JSON ({error.__cause__}). {again}") from error
     data = cast(dict[str, Any], content) if isinstance(content, dict) else {}
     if data.get("format_version") != FORMAT_VERSION:
         raise CorpusError(f"{path}: not a stamp of format version {FORMAT_VERSION}. {again}")
     try:
-        return Stamp(**{name: data[name] for name in ("stage", "settings", "inputs", "outputs", "report")})
+        facts = {name: data[name] for name in _FACTS}
     except KeyError as error:
         raise CorpusError(f"{path}: the stamp lacks {error}. {again}") from error
+    if data.get("facts_sha256") not in (None, settings_sha256(facts)):  # None: of a version that wrote no hash
+        raise CorpusError(f"{path}: the stamp was changed after it was written. {again}")
+    return Stamp(**facts)
 
 
 def required_stamp(path: Path, what: str, command: str = AGAIN) -> Stamp:
@@ -206,8 +215,9 @@ def write_stamp(
         },
         report=dict(report),
     )
-    fields = ("stage", "settings", "settings_sha256", "inputs", "outputs", "report")
-    write_json(path, {"format_version": FORMAT_VERSION} | {name: getattr(stamp, name) for name in fields})
+    facts: dict[str, Any] = {name: getattr(stamp, name) for name in _FACTS}
+    hashes_of = {"settings_sha256": stamp.settings_sha256, "facts_sha256": settings_sha256(facts)}
+    write_json(path, {"format_version": FORMAT_VERSION} | facts | hashes_of)
     return stamp
 
 

@@ -32,8 +32,8 @@ from rqwen3_pipeline.corpus.promises import PROMISES
 from rqwen3_pipeline.corpus.shard_scan import ShardScan, digests_of, scan_shard
 from rqwen3_pipeline.corpus.shares import shortfalls
 from rqwen3_pipeline.corpus.sources import CorpusConfig
-from rqwen3_pipeline.corpus.stamps import AGAIN, tokens_stamp_path
-from rqwen3_pipeline.settings import RunRoot
+from rqwen3_pipeline.corpus.stamps import AGAIN, read_stamp, tokens_stamp_path
+from rqwen3_pipeline.settings import SOURCES, RunRoot
 
 MOST_NAMED = 5
 """Documents that a promise names before it only counts them."""
@@ -146,8 +146,11 @@ def _files(corpus: Corpus) -> list[str]:
                 others = "its sidecar" if path == shard and sidecar_path(shard).is_file() else "the manifest"
                 others = "its shard" if path != shard and shard.is_file() else others
                 problems.append(f"{path}: the {what} is not there, {others} is. {corpus.repair(entry)}")
+    unused = set(SOURCES) - set(corpus.config.sources)  # left by a profile that uses them, for its next build
     for folder in (corpus.root.tokens, corpus.root.heldout):
         for path in sorted(folder.glob("*")):
+            if path.name.partition("-")[0] in unused:
+                continue
             if path.is_file() and path not in listed and not path.name.endswith(".stamp.json"):
                 shard = path.with_name(path.name.partition(".")[0] + ".bin")
                 alone = "" if shard == path or shard.is_file() else " and has no shard"
@@ -174,12 +177,11 @@ def _hashes(corpus: Corpus) -> list[str]:
 
 def _stamped(corpus: Corpus, entry: dict[str, Any]) -> dict[Path, str]:
     """The hashes that a shard's partition was stamped with."""
-    stamp = tokens_stamp_path(corpus.root, entry["source"], entry["partition"])
     try:
-        outputs: dict[str, Any] = read_json(stamp)["outputs"]
-        return {corpus.root.path / name: facts["sha256"] for name, facts in outputs.items()}
-    except (CorpusError, OSError, KeyError, TypeError):
+        stamp = read_stamp(tokens_stamp_path(corpus.root, entry["source"], entry["partition"]))
+    except (CorpusError, OSError):
         return {}
+    return {corpus.root.path / name: facts["sha256"] for name, facts in stamp.outputs.items()} if stamp else {}
 
 
 def _counts(corpus: Corpus) -> list[str]:

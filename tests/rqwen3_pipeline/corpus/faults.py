@@ -28,6 +28,7 @@ def restamp(root, source, *paths):
         for file in (path, sidecar_path(path), docs_path(path)):
             facts = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
             stamp["outputs"][file.relative_to(root.path).as_posix()] = facts
+    stamp.pop("facts_sha256", None)
     write_json(stamp_file, stamp)
     root.manifest.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,11 +1,16 @@
+import contextlib
 import json
 import os
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.errors import CorpusError
-from model.files import sha256_bytes, write_bytes
+from model.files import read_json, sha256_bytes, write_bytes, write_json
 from rqwen3_pipeline.corpus import stamps
+from rqwen3_pipeline.settings import RunRoot
 
 
 @pytest.fixture
@@ -30,7 +35,8 @@ SETTINGS, INPUTS = {"min_chars": 100, "deep": {"a": 1}}, {"raw/web/a.parquet": "
 def test_stamp_says_what_was_made_from_what(root, stamped):
     data = json.loads(stamped.with_name("00000.stamp.json").read_text())
     assert data["outputs"] == {"filtered/web/00000.parquet": {"bytes": 4, "sha256": sha256_bytes(b"rows")}}
-    assert set(data) == {"format_version", "stage", "settings", "settings_sha256", "inputs", "outputs", "report"}
+    facts = {"stage", "settings", "inputs", "outputs", "report"}
+    assert set(data) == facts | {"format_version", "settings_sha256", "facts_sha256"}
     assert data["settings_sha256"] == sha256_bytes(b'{"deep":{"a":1},"min_chars":100}')
 
 
@@ -72,6 +78,26 @@ def test_read_stamp_that_is_damaged_says_how_to_go_on(root, stamped):
     path.write_text('{"format_version": 1}')
     with pytest.raises(CorpusError, match="lacks 'stage'"):
         stamps.read_stamp(path)
+
+
+@given(place=st.integers(min_value=0), bit=st.integers(0, 7))
+def test_read_stamp_with_a_flipped_bit_gives_the_same_facts_or_is_refused(tmp_path_factory, place, bit):
+    path = tmp_path_factory.mktemp("stamp") / "00000.stamp.json"
+    facts: dict[str, Any] = {"stage": "filtered", "settings": SETTINGS, "inputs": INPUTS, "report": {"rows": 3}}
+    stamps.write_stamp(RunRoot(path.parent), path, **facts, outputs=[])
+    whole, data = stamps.read_stamp(path), bytearray(path.read_bytes())
+    data[place % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    with contextlib.suppress(CorpusError):
+        assert stamps.read_stamp(path) == whole
+
+
+def test_read_stamp_of_an_earlier_version_needs_no_hash_of_its_facts(root, stamped):
+    path = stamps.stamp_path(stamped)
+    data = read_json(path)
+    del data["facts_sha256"]
+    write_json(path, data)
+    assert stamps.current(root, path, SETTINGS, INPUTS) is not None
 
 
 def test_verify_inputs_finds_one_changed_bit(root, stamped):

@@ -15,7 +15,7 @@ from model.shard_format import docs_path, sidecar_path
 from rqwen3_pipeline.corpus.build import build_corpus
 from rqwen3_pipeline.corpus.data_card import card_path
 from rqwen3_pipeline.corpus.promises import PROMISES
-from rqwen3_pipeline.corpus.stamps import stamp_path
+from rqwen3_pipeline.corpus.stamps import stamp_path, survivors_stamp_path, tokens_stamp_path
 from rqwen3_pipeline.corpus.verify import first_difference, verify
 
 from .faults import changed, restamp, with_column
@@ -117,6 +117,16 @@ def test_file_that_the_manifest_does_not_list_is_named_and_repaired(root, config
     assert list(found) == ["files"]
     assert ("has no shard" in found["files"][0]) == name.endswith("json")
     repaired(found)
+
+
+def test_shards_of_a_source_that_the_profile_does_not_use_are_no_defect(root, config, training, built):
+    manifest = read_json(root.manifest)
+    for part in ("shards", "heldout"):
+        manifest[part] = [entry for entry in manifest[part] if entry["source"] != SOURCE]
+    write_json(root.manifest, manifest)
+    assert "files" in broken(root, config, training)
+    left = {name: source for name, source in config.sources.items() if name != SOURCE}
+    assert "files" not in broken(root, dataclasses.replace(config, sources=left), training)
 
 
 @pytest.mark.parametrize("which", [sidecar_path, docs_path])
@@ -244,6 +254,20 @@ def test_manifest_that_the_pieces_do_not_give_is_named_and_repaired(root, config
         root.manifest.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     found = broken(root, config, training)
     assert (f"sources.{SOURCE}.{edit} is 1" if edit != "format" else "the layout") in found["manifest"][0]
+    repaired(found)
+
+
+@pytest.mark.parametrize("stage", ["filtered", "survivors", "tokens"])
+@pytest.mark.parametrize("damage", [lambda data: data.replace(b": 1", b": 3"), lambda data: data[:100]])
+def test_stamp_that_was_changed_is_named_and_repaired(root, config, training, shard, repaired, stage, damage):
+    filtered = stamp_path(root.filtered(SOURCE, "00000"))
+    places = {"filtered": filtered, "tokens": tokens_stamp_path(root, SOURCE, "00000")}
+    path = places.get(stage, survivors_stamp_path(root, SOURCE))
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before
+    found = broken(root, config, training)
+    assert f"rm -f {path}" in found["manifest"][0]
     repaired(found)
 
 
