@@ -127,8 +127,9 @@ def _finish(settings: Settings, config: CorpusConfig, lock: Lock, wait_s: float,
     options = _options(settings, progress, wait_s, rebuild)
     report = finish(settings.root, config, lock, settings.run_config.training, options)
     progress.close()
-    for sentence in shortfalls(report["sources"]).values():
-        say(f"  {sentence}", err=True)
+    for source, sentence in shortfalls(report["sources"]).items():
+        repeats = f"{source}: smaller than its budget; the run reads documents of it again (data.allow_repeats)."
+        say(f"  {repeats if config.data.allow_repeats else sentence}", err=True)
     click.echo(f"{report['tokens_used']:,} tokens for training of {report['tokens']:,}, in {report['shards']} shards")
     click.echo(str(settings.root.manifest))
 

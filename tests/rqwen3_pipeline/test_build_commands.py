@@ -95,6 +95,19 @@ def test_builds_of_different_files_side_by_side_and_stitch_equal_one_build(site,
     assert comparable(site) == comparable(whole)
 
 
+@pytest.mark.parametrize(
+    ("repeats", "advice"), [("true", "reads documents of it again"), ("false", "allow_repeats = true")]
+)
+def test_build_of_too_small_a_corpus_asks_for_more_unless_it_may_be_read_again(site, repeats, advice):
+    text = site.profile.read_text().replace("[data]", f"[data]\nallow_repeats = {repeats}")
+    site.profile.write_text(text.replace("max_steps = 30", "max_steps = 9000"))
+    done = rqwen3(site, "corpus", "build")
+    assert done.returncode == 0, done.stderr
+    for source in ("fineweb_edu", SOURCE):
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith(f"  {source}: "))
+        assert advice in line
+
+
 def test_build_of_some_files_says_which_others_it_waits_for(site, monkeypatch):
     from rqwen3_pipeline.corpus import build
 
