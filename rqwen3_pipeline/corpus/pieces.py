@@ -36,6 +36,7 @@ GROUP_KEY = "all"
 """The key of a `survivors` piece, whose source is the group's name."""
 
 KEPT_BYTES, MAPPED_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
+"""A worker may hold as much as the first beyond what its batch takes; see `_keep_freed_memory`."""
 
 Item = tuple[str, str]
 

@@ -18,7 +18,7 @@ from tests.slurm_cluster.daemons import Daemons, end, processes_with, variable
 from tests.slurm_cluster.packages import check_packages, search_path
 from tests.slurm_cluster.settings import ClusterSettings, Files, free_ports, gres_conf, slurm_conf, slurmdbd_conf
 
-READY_S = 90.0
+READY_S, IDLE_S = 90.0, 200.0
 COMMAND_S = 60.0
 ENDED = (
     "BOOT_FAIL",
@@ -154,7 +154,7 @@ class SlurmCluster:
         self._wait(arrived, f"job {job_id} to be {' or '.join(states) or 'ended'}", timeout_s, lambda: str(found))
         return found
 
-    def wait_until_idle(self, timeout_s: float = READY_S) -> None:
+    def wait_until_idle(self, timeout_s: float = IDLE_S) -> None:
         """Wait until no job is left and every node may take one."""
 
         def idle() -> bool:
@@ -162,7 +162,11 @@ class SlurmCluster:
             nodes = self.run("sinfo", "-h", "-N", "-p", "cpu", "-o", "%N %T", check=False).stdout.split("\n")
             return sorted(filter(None, nodes)) == [f"{name} idle" for name in sorted(self.settings.node_names())]
 
-        self._wait(idle, "every node to be idle", timeout_s, lambda: self.run("sinfo", "-R", check=False).stdout)
+        def seen() -> str:
+            states = self.run("sinfo", "-N", "-o", "%N %T %E", check=False).stdout
+            return "\n".join((states, *map(self._daemons.tail, ("slurmctld", *self.settings.node_names()))))
+
+        self._wait(idle, "every node to be idle", timeout_s, seen)
 
     def open_partition(self, name: str, *, up: bool = True) -> None:
         """Let jobs of a partition start, or let them wait; `closed` lets none start at first."""

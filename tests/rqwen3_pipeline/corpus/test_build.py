@@ -17,7 +17,7 @@ import pytest
 from model.errors import CorpusError, SourceError
 from rqwen3_pipeline.corpus.build import HTML_COST, STAGES, build_corpus, items_of, largest_first, pending, run_stage
 from rqwen3_pipeline.corpus.lock import lock_folder
-from rqwen3_pipeline.corpus.pieces import Task
+from rqwen3_pipeline.corpus.pieces import KEPT_BYTES, Task
 from rqwen3_pipeline.corpus.workers import Pool
 from rqwen3_pipeline.settings import SOURCES, RunRoot
 
@@ -302,7 +302,7 @@ def test_build_of_a_file_with_one_huge_row_needs_a_few_times_that_row(
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak_mib = json.loads(done.stdout)
     assert peak_mib["documents"] == documents
-    assert peak_mib["tokens"] - peak_mib["start"] < rows * HUGE_MIB, peak_mib
+    assert peak_mib["tokens"] - peak_mib["start"] < rows * HUGE_MIB + KEPT_BYTES / 2**20, peak_mib
 
 
 def test_run_stage_of_no_stage_is_refused(root, config, folder):
