@@ -1,20 +1,35 @@
 """What tells a process from every other one: its number alone is used again, and by every container.
 
-From /proc; None where there is none. Costs a read of a small file.
+From /proc; where there is none (macOS) as psutil tells it. Costs a read of a small file. Never a time of day:
+when the clock is set, Linux moves those at which processes began.
 """
 
 import os
 from functools import cache
 from pathlib import Path
 
+_PROC = Path("/proc/self/stat")
+
 
 def process_start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when there is none (or a zombie)."""
+    """Start of a process, in clock ticks since boot (macOS: ms since 1970); None when there is none (or a zombie)."""
+    if not _PROC.exists():
+        return _start_by_psutil(pid)
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _start_by_psutil(pid: int) -> int | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else int(1000 * process.create_time())
+    except psutil.Error:
+        return None
 
 
 def has_ended(pid: int, start: int | None) -> bool:

@@ -10,12 +10,12 @@ import socket
 from pathlib import Path
 
 import dagster as dg
-import psutil
 import yaml
 from dagster import DagsterRunStatus, RunsFilter
 
 from model.errors import EnvironmentProblem
 from model.files import file_system_kind, is_network, write_text
+from model.process import boot_id, has_ended, process_start
 from rqwen3_pipeline.settings import RunRoot, Settings, postgres_problem, shipped
 from rqwen3_pipeline.slurm.cluster import Cluster, load_cluster
 
@@ -26,7 +26,7 @@ CANCEL_MARGIN_S = 600
 """How much longer than a training job may take to save Dagster waits for the end of a cancelled run."""
 POSTGRES_URL = "RQWEN3_POSTGRES_URL"
 OWNER_TAG = "rqwen3/owner"
-"""Tag of a run that lives in a local process: `<host>/<pid>/<start time of the process>`."""
+"""Tag of a run that lives in a local process: `<host>/<boot of the machine>/<pid>/<start of the process>`."""
 
 
 def render_home(root: RunRoot) -> Path:
@@ -132,7 +132,7 @@ def _opened(instance: dg.DagsterInstance) -> dg.DagsterInstance:
 
 def owner() -> str:
     """This process, so that a later one can tell whether it still lives."""
-    return f"{socket.gethostname()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
+    return f"{socket.gethostname()}/{boot_id()}/{os.getpid()}/{process_start(os.getpid())}"
 
 
 def fail_orphans(instance: dg.DagsterInstance) -> list[str]:
@@ -158,10 +158,5 @@ def fail_orphans(instance: dg.DagsterInstance) -> list[str]:
 
 
 def _is_gone(holder: str) -> bool:
-    host, pid, started = holder.rsplit("/", 2)
-    if host != socket.gethostname():
-        return False
-    try:
-        return abs(psutil.Process(int(pid)).create_time() - float(started)) > 1.0
-    except psutil.NoSuchProcess:
-        return True
+    host, boot, pid, start = holder.rsplit("/", 3)
+    return host == socket.gethostname() and (boot != str(boot_id()) or has_ended(int(pid), int(start)))

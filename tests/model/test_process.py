@@ -4,9 +4,11 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
+from model import process
 from model.process import has_ended, process_start
 from tests.model.conftest import REPOSITORY
 
@@ -32,6 +34,22 @@ def test_process_has_ended_if_none_or_a_later_one_has_its_number() -> None:
     assert has_ended(pid, 1)
     assert has_ended(NO_PROCESS, 1)
     assert not has_ended(NO_PROCESS, None)  # where there is no /proc nothing is known
+
+
+@pytest.mark.parametrize("proc", [True, False])
+def test_process_is_known_by_its_start_with_and_without_proc(monkeypatch: pytest.MonkeyPatch, proc: bool) -> None:
+    if not proc:
+        monkeypatch.setattr(process, "_PROC", process._PROC / "none")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        start = process_start(child.pid)
+        assert start
+        assert process_start(child.pid) == start
+        assert not has_ended(child.pid, start)
+        child.kill()
+        while not has_ended(child.pid, start):  # a zombie, since nobody has asked how it ended
+            time.sleep(0.01)
+        assert process_start(child.pid) is None
+    assert process_start(child.pid) is None
 
 
 def test_zombie_has_ended() -> None:

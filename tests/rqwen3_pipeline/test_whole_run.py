@@ -153,22 +153,27 @@ def test_second_copy_in_one_run_root_is_refused_with_the_holder(fresh):
 
 
 def test_orphaned_dagster_run_of_a_dead_process_is_failed_and_the_stage_made_up(fresh):
-    from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_instance
+    from rqwen3_pipeline.instance import OWNER_TAG, fail_orphans, open_instance, owner
     from rqwen3_pipeline.settings import RunRoot
 
     instance = open_instance(RunRoot(fresh.home))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    host = os.uname().nodename
-    orphan = instance.add_run(
-        dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED, tags={OWNER_TAG: f"{host}/{dead.pid}/1.0"})
-    )
-    elsewhere = instance.add_run(
-        dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED, tags={OWNER_TAG: f"other-{host}/{dead.pid}/1.0"})
-    )
-    assert fail_orphans(instance) == [orphan.run_id]
-    assert instance.get_run_by_id(orphan.run_id).status == dg.DagsterRunStatus.FAILURE
-    assert instance.get_run_by_id(elsewhere.run_id).status == dg.DagsterRunStatus.STARTED
+    host, boot, pid, start = owner().split("/")
+
+    def begun(*holder: object) -> str:
+        tags = {OWNER_TAG: "/".join(map(str, holder))}
+        return instance.add_run(dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED, tags=tags)).run_id
+
+    gone = {
+        begun(host, boot, dead.pid, start),
+        begun(host, boot, pid, int(start) - 1),
+        begun(host, "other", pid, start),
+    }
+    alive = {begun(host, boot, pid, start), begun(f"other-{host}", boot, dead.pid, start)}
+    assert set(fail_orphans(instance)) == gone
+    assert {instance.get_run_by_id(run).status for run in gone} == {dg.DagsterRunStatus.FAILURE}
+    assert {instance.get_run_by_id(run).status for run in alive} == {dg.DagsterRunStatus.STARTED}
 
 
 def one_sentence(refused: subprocess.CompletedProcess[str]) -> str:

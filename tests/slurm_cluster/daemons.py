@@ -10,6 +10,7 @@ import psutil
 
 from model.errors import EnvironmentProblem
 from model.files import read_json, write_json
+from model.process import process_start
 from tests.slurm_cluster.packages import search_path
 
 STOP_S = 10.0
@@ -33,16 +34,15 @@ class Daemons:
                 env={**os.environ, "PATH": search_path(), **(environment or {})},
                 start_new_session=True,
             )
-        self._write({**self._read(), name: [process.pid, psutil.Process(process.pid).create_time()]})
+        self._write({**self._read(), name: (process.pid, process_start(process.pid))})
 
     def alive(self) -> dict[str, psutil.Process]:
         """Those that run, by name."""
         found: dict[str, psutil.Process] = {}
         for name, (pid, started) in self._read().items():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(int(pid))
-                if abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
-                    found[name] = process
+            if started is not None and process_start(pid) == started:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found[name] = psutil.Process(pid)
         return found
 
     def require_alive(self, name: str) -> None:
@@ -74,10 +74,10 @@ class Daemons:
         for name in reversed(list(self._read())):
             self.stop(name, signal.SIGKILL)
 
-    def _read(self) -> dict[str, list[float]]:
+    def _read(self) -> dict[str, tuple[int, int | None]]:
         return read_json(self._record) if self._record.exists() else {}
 
-    def _write(self, entries: dict[str, list[float]]) -> None:
+    def _write(self, entries: dict[str, tuple[int, int | None]]) -> None:
         write_json(self._record, entries)
 
 
