@@ -34,6 +34,8 @@ BEFALLS_AT = 12
 LARGE, ADDRESS_SPACE_KIB = 8192, 2_400_000
 """Sequences of a micro-batch that does not fit that address space."""
 TIGHT, ROOMY, HOARDERS, HOARD_MIB = "2500M", "4000M", 2, 1300
+TIME = "00:15:00"
+"""Nothing here is to be ended by the clock, however busy the machine is."""
 DISK = "8m"
 LATER_TICKS = 2
 PATIENCE_S = 900.0
@@ -137,7 +139,7 @@ def life(slurm_with_accounting: SlurmCluster) -> Iterator[Life]:
 
 def hurt(site: ChainSite) -> None:
     """The experiments, and what is to befall each."""
-    site.write_cluster(mem=TIGHT)
+    site.write_cluster(time=TIME, mem=TIGHT)
     site.set_training(NAME, micro_batch_size=LARGE, max_steps=1, warmup_steps=0)
     for name in STOPPED[1:]:
         site.add_experiment(name, STEPS, save_every=SAVE_EVERY, sample_every_steps=SAMPLE_EVERY)
@@ -154,7 +156,7 @@ def mend(site: ChainSite, said: dict[str, str]) -> None:
     assert named is not None, said["diverging"]
     made = site.rqwen3(*(named[1].replace("NAME", "calm") + "1e-3").split())
     assert made.returncode == 0, made.stderr
-    site.write_cluster(mem=ROOMY)
+    site.write_cluster(time=TIME, mem=ROOMY)
     site.set_training(NAME, micro_batch_size=LARGE // 16, accumulation=16)
     for name in ("exception", "disk", "poisoned", "terminated"):
         site.fault(name, None)
