@@ -12,7 +12,7 @@ _PROC = Path("/proc/self/stat")
 
 
 def process_start(pid: int) -> int | None:
-    """Start of a process, in clock ticks since boot (macOS: ms since 1970); None when there is none (or a zombie)."""
+    """Start of a process, in clock ticks since boot (macOS: s since 1970); None when there is none (or a zombie)."""
     if not _PROC.exists():
         return _start_by_psutil(pid)
     try:
@@ -27,7 +27,7 @@ def _start_by_psutil(pid: int) -> int | None:
 
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else int(1000 * process.create_time())
+        return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
     except psutil.Error:
         return None
 

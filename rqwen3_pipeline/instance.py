@@ -158,5 +158,10 @@ def fail_orphans(instance: dg.DagsterInstance) -> list[str]:
 
 
 def _is_gone(holder: str) -> bool:
-    host, boot, pid, start = holder.rsplit("/", 3)
-    return host == socket.gethostname() and (boot != str(boot_id()) or has_ended(int(pid), int(start)))
+    host, *process = holder.split("/")
+    if host != socket.gethostname():
+        return False
+    if len(process) != 3:  # an earlier version's, which told a time of day
+        return True
+    boot, pid, start = process
+    return boot != str(boot_id()) or has_ended(int(pid), int(start))
